@@ -17,7 +17,7 @@ from infiniswap.units import HostPort, format_size_short, parse_host_port
 
 if TYPE_CHECKING:
     from infiniswap.control.client import ClientConfig
-    from infiniswap.control.messages import Status
+    from infiniswap.control.messages import DrainInfo, Status
 
 _POLL_S = 0.5
 _STUCK_S = 30.0
@@ -72,7 +72,13 @@ async def _undrain(address: HostPort, client: ClientConfig) -> None:
 
     info = await set_draining(address, client, False)
     _warn(info.warning)
-    _say(f"{address} lends again")
+    _say(f"{_named(address, info)} lends again")
+
+
+def _named(address: HostPort, donor: DrainInfo | Status) -> str:
+    """With name and id, as that donor has proved them: whoever forwards connections may be the one
+    that was named."""
+    return f"{address} ({donor.donor_name}, {donor.donor_id})"
 
 
 def _warn(warning: str) -> None:
@@ -91,7 +97,7 @@ async def _drain(address: HostPort, client: ClientConfig, *, wait: bool) -> None
         if wait:
             await _wait_empty(address, client, info.slabs_mapped)
         else:
-            _say(f"{address} drains: {info.slabs_mapped} slabs are still lent")
+            _say(f"{_named(address, info)} drains: {info.slabs_mapped} slabs are still lent")
     except asyncio.CancelledError:
         # Interrupted in the middle of the request: the donor may have received it or not.
         state = "keeps draining" if told else "may have begun to drain"
@@ -117,7 +123,8 @@ async def _wait_empty(address: HostPort, client: ClientConfig, slabs: int) -> No
             elif loop.time() - moved_s > _STUCK_S:
                 raise _stuck(address, status)
     returned = format_size_short(slabs * status.slab_bytes)
-    _say(f"{address} is drained: {slabs} slabs ({returned}) were given back; it lends none now")
+    given = f"{slabs} slabs ({returned}) were given back"
+    _say(f"{_named(address, status)} is drained: {given}; it lends none now")
 
 
 async def _statuses(address: HostPort, client: ClientConfig) -> AsyncIterator[Status]:

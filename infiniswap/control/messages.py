@@ -486,8 +486,11 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 class DrainInfo(Struct, frozen=True, kw_only=True):
-    """Answer to a drain or undrain. `warning` is empty when it also survives a restart."""
+    """Answer to a drain or undrain: of which donor, as an address may lead to another one than
+    meant. `warning` is empty when it also survives a restart."""
 
+    donor_id: Uuid
+    donor_name: Name
     draining: bool
     slabs_mapped: Count
     warning: Text = ""

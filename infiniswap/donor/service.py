@@ -165,6 +165,8 @@ class DonorService:
         """See Service."""
         warning = await self.drain.set(draining)
         return m.DrainInfo(
+            donor_id=self.identity.donor_id,
+            donor_name=self.identity.name,
             draining=self.drain.is_active,
             slabs_mapped=len(self.lent.mapped()),
             warning=clean_text(warning),

@@ -142,6 +142,12 @@ async def until_mapped(donor: Donor, count: int) -> None:
             await asyncio.sleep(0.05)
 
 
+def who(cluster: Cluster, donor: Donor) -> str:
+    """As the command names it: an address may lead to another donor than meant."""
+    status = cluster.donor_row(donor)["status"]
+    return f"{donor.address} ({status['donor_name']}, {status['donor_id']})"
+
+
 async def test_the_command_waits_until_it_is_done_and_a_restart_forgets_nothing(
     cluster: Cluster,
 ) -> None:
@@ -160,7 +166,8 @@ async def test_the_command_waits_until_it_is_done_and_a_restart_forgets_nothing(
     assert "still draining" in restarted.log
     assert "drained" in cluster.ok("status", "--donors", restarted.address)
     done = await command(cluster, "undrain", restarted.address)
-    assert (done.returncode, done.stdout) == (0, f"{restarted.address} lends again\n")
+    named = who(cluster, restarted)
+    assert (done.returncode, done.stdout) == (0, f"{named} lends again\n")
     await asyncio.to_thread(restarted.end)
     again = await asyncio.to_thread(cluster.successor, restarted)
     assert "still draining" not in again.log
@@ -203,7 +210,7 @@ async def test_an_interrupted_command_does_not_end_the_drain(cluster: Cluster) -
     done = await command(cluster, "drain", "--no-wait", donor.address)
     assert (done.returncode, done.stdout) == (
         0,
-        f"{donor.address} drains: 2 slabs are still lent\n",
+        f"{who(cluster, donor)} drains: 2 slabs are still lent\n",
     )
     await command(cluster, "undrain", donor.address)
     await asyncio.to_thread(donor.end)

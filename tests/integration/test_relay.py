@@ -215,19 +215,19 @@ class Splice:
     """Forwards raw TCP to a donor, and keeps what it sees.
 
     Attributes:
-        address: where consumers find it.
+        address: where consumers find it; another one than the donor's.
         seen: every byte, of both ends.
     """
 
     def __init__(self, donor: HostPort) -> None:
-        self.address = HostPort("127.0.0.1", 0)
+        self.address = HostPort("127.0.0.2", 0)
         self.seen = bytearray()
         self._donor = donor
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Splice]:
-        async with await asyncio.start_server(self._forward, "127.0.0.1", 0) as listener:
-            self.address = HostPort("127.0.0.1", listener.sockets[0].getsockname()[1])
+        async with await asyncio.start_server(self._forward, self.address.host, 0) as listener:
+            self.address = HostPort(self.address.host, listener.sockets[0].getsockname()[1])
             yield self
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -279,6 +279,31 @@ async def test_nothing_that_is_said_is_on_the_wire_in_plain_text(
     for text in said:
         assert text.encode() not in splice.seen, text
         assert len(text) < 32 or bytes.fromhex(text.replace("-", "")) not in splice.seen, text
+
+
+async def test_whoever_forwards_bytes_is_on_the_path_and_no_more() -> None:
+    """Without the secret, named as a donor: the session and the drain are the real donor's, which
+    says who it is. But the consumer dials data connections at the address that it knows, so they
+    lead through the forwarder."""
+    async with (
+        world(daemon__name="real") as w,
+        Splice(w.address).running() as splice,
+        asyncio.timeout(WAIT_S),
+    ):
+        identity = w.donor.service.identity
+        async with await connect(splice.address, IDENTITY, client_config(), Handler()) as session:
+            assert session.welcome.donor_id == identity.donor_id
+            assert session.data_address == HostPort("127.0.0.2", w.donor.ports.data_port)
+            # What it has recorded opens no session, and is no request.
+            recorded = bytes(splice.seen)
+            reader, writer = await asyncio.open_connection(w.address.host, w.address.port)
+            writer.write(recorded)
+            while await reader.read(65_536):
+                pass
+            writer.close()
+            assert len(w.donor.server.sessions) == 1
+        info = await set_draining(splice.address, client_config(), True)
+        assert (info.donor_id, info.donor_name) == (identity.donor_id, "real")
 
 
 async def test_an_older_tls_is_refused() -> None:
