@@ -144,7 +144,8 @@ class DaemonConfig:
     """Seconds that a lease without session and connections waits for its device."""
     state_dir: Path = _path(Path("/var/lib/infiniswap"))
     """Directory that records whether this donor is drained, and keeps its certificate and the
-    secret of a host that has no other."""
+    secret of a host that has no other. Users other than root who cannot write there have
+    $XDG_STATE_HOME/infiniswap (~/.local/state/infiniswap) instead."""
     run_dir: Path | None = _path(Path("/run/infiniswapd"))
     """Directory of the slabs, where a restarted daemon finds them; empty: they end with it."""
     name: str = _text("")
@@ -429,7 +430,19 @@ def _gather(
     for key, value in (overrides or {}).items():
         if value is not None:
             _add(values, key, value, "command line", refuse)
+    if (own := _own_state_dir(env)) is not None:
+        values.setdefault("daemon.state_dir", own)
     return values
+
+
+def _own_state_dir(env: Mapping[str, str]) -> Path | None:
+    """Where a daemon of an ordinary user keeps its state; None: in the default directory. See the
+    XDG Base Directory Specification, version 0.8."""
+    if os.geteuid() == 0 or os.access(DaemonConfig().state_dir, os.W_OK):
+        return None
+    home = env.get("HOME", "")
+    base = env.get("XDG_STATE_HOME") or os.path.join(home, ".local/state")
+    return Path(base, "infiniswap") if os.path.isabs(base) else None
 
 
 def _make(values: Mapping[str, Any]) -> Config:

@@ -138,18 +138,26 @@ async def ask(
     wait_s: float,
     local: tuple[HostPort, Path] | None = None,
 ) -> list[AskedDonor]:
-    """Asks every donor at once; takes no longer than `wait_s` seconds. Without keys the daemon of
-    this host is asked by its socket."""
+    """Asks every donor at once; takes no longer than `wait_s` seconds. Whoever has no keys, or keys
+    of another daemon, asks the daemon of this host by its socket."""
     from infiniswap.control.client import ClientConfig, fetch_status
     from infiniswap.control.local import fetch_local_status
 
     client = ClientConfig(keys=keys, connect_s=wait_s)
 
+    async def asked_one(address: HostPort) -> Status:
+        path = local[1] if local is not None and local[0] == address else None
+        if keys is not None or path is None:
+            try:
+                return await fetch_status(address, client)
+            except WrongSecretError:
+                if path is None:
+                    raise
+        return await fetch_local_status(path, wait_s)
+
     async def one(address: HostPort) -> AskedDonor:
         try:
-            if keys is None and local is not None and local[0] == address:
-                return AskedDonor(address, await fetch_local_status(local[1], wait_s), "")
-            return AskedDonor(address, await fetch_status(address, client), "")
+            return AskedDonor(address, await asked_one(address), "")
         except InfiniswapError as error:
             mend = f". {error.mend}" if error.mend else ""
             return AskedDonor(address, None, error.what + mend, error)

@@ -23,8 +23,8 @@ def donor_keys(config: Config) -> Keys:
             make_host_secret(state_dir)
         except InfiniswapError as error:
             error.mend = (
-                "Run it with sudo, set daemon.state_dir to a directory that this user may write "
-                "to, or name a cluster secret in [cluster] secret_file."
+                "Set daemon.state_dir to a directory that this user may write to, run it with "
+                "sudo, or name a cluster secret in [cluster] secret_file."
             )
             raise
     keys = config.keys()

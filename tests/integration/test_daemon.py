@@ -233,6 +233,11 @@ async def test_other_users_of_its_host_read_its_status_and_do_nothing_else(
         done = await asyncio.to_thread(told, "status", "--json", by=by)
         (row,) = json.loads(done.stdout)["donors"]
         assert (row["address"], row["state"]) == (daemon.address, "serving"), done.stdout
+    done = await asyncio.to_thread(told, "doctor", "--json", "--donors", daemon.address)
+    assert [each["what"] for each in json.loads(done.stdout) if "can lend" in each["what"]]
+    assert "secret" not in "".join(
+        each["what"] for each in json.loads(done.stdout) if each["name"] == "donors"
+    )
     done = await asyncio.to_thread(told, "donor", "drain", daemon.address)
     assert (done.returncode, "none is configured here" in done.stderr) == (7, True), done.stderr
     with pytest.raises(WrongSecretError):
@@ -252,6 +257,32 @@ async def test_other_users_of_its_host_read_its_status_and_do_nothing_else(
                 assert answer.status == code, route
     await asyncio.to_thread(daemon.end)
     assert not path.exists()
+
+
+@pytest.mark.requires_root
+@pytest.mark.requires_tool("setpriv")
+async def test_an_ordinary_user_lends_and_borrows_without_a_secret(
+    cluster: Cluster,
+) -> None:
+    """On loopback; what a daemon of root keeps below /var/lib it keeps below its user's home."""
+    cluster.root.chmod(0o777)
+    home = cluster.root / "home"
+    home.mkdir()
+    os.chown(home, 65534, 65534)
+    del cluster.env["INFINISWAP_DAEMON_STATE_DIR"]
+    cluster.env |= {"HOME": str(home), "XDG_STATE_HOME": ""}
+    daemon = await asyncio.to_thread(cluster.donor, "--slab", "1M", pool="16M", prefix=NOBODY)
+    state = home / ".local/state/infiniswap"
+    assert (state / "host-secret").exists()
+    keys = host_keys(state)
+    config = ClientConfig(keys, connect_s=WAIT_S, request_s=WAIT_S)
+    async with await connect(control(daemon), IDENTITY, config, QuietHandler()) as session:
+        await session.lease(1)
+    own = cluster.program
+    cluster.program = (*NOBODY, *own)
+    done = await asyncio.to_thread(cluster.cli, "donor", "drain", daemon.address)
+    cluster.program = own
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.requires_root

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from infiniswap.cli.doctor import broker
 from infiniswap.cli.doctor.finding import Finding, degraded, good
-from infiniswap.cli.status import AskedDonor, ask
+from infiniswap.cli.status import AskedDonor, ask, local_donor
 from infiniswap.config import Config
 from infiniswap.discovery.find import find
 from infiniswap.secret import check_listen_secret
@@ -40,7 +40,8 @@ def donors(config: Config) -> Iterator[Finding]:
             "infiniswap doctor --donors HOST[:PORT],... (for good: `peers` under [cluster])",
         )
         return
-    for row in asyncio.run(ask(peers, config.keys(), config.cluster.ask_s)):
+    asked = ask(peers, config.keys(), config.cluster.ask_s, local_donor(config))
+    for row in asyncio.run(asked):
         yield from _donor(config, row)
 
 
