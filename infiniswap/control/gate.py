@@ -50,8 +50,8 @@ class Gate:
             and `connections_plain`.
         refused: told the address of each that is refused.
         tls: key and certificate; None: connections stay plain.
-        request_s: how long a peer may take for its first byte, again for the handshake of TLS, and
-            to read what was sent to it.
+        request_s: how long a peer may take until its first request (`asked`), from its connection
+            on; and to read what was sent to it.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Gate:
         self._refused = refused
         self._open = 0
         self._by_host: Counter[str] = Counter()
+        self._until_asked: dict[asyncio.Protocol, asyncio.TimerHandle] = {}
 
     def __call__(self) -> asyncio.Protocol:
         """For loop.create_server."""
@@ -92,6 +93,18 @@ class Gate:
         if not self._by_host[peer]:
             del self._by_host[peer]
         return protocol
+
+    def wait(self, inner: asyncio.Protocol, end: Callable[[str], None]) -> None:
+        """The connection with that protocol has begun; `end` ends it, and counts that."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self.request_s, end, "connections_idle_closed")
+        self._until_asked[inner] = timer
+
+    def asked(self, inner: asyncio.Protocol) -> None:
+        """The first request has come over the connection with that protocol, or it is gone."""
+        timer = self._until_asked.pop(inner, None)
+        if timer is not None:
+            timer.cancel()
 
     def leave(self, host: str) -> None:
         """The connection is gone."""
@@ -122,12 +135,11 @@ class _Counted(asyncio.Protocol):
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._host = ""
-        self._entered = False
+        self._inner: asyncio.Protocol | None = None  # None: not let in
         self._plain: asyncio.Protocol | None = None  # what talks to a peer without TLS
         self._tls: sslproto.SSLProtocol | None = None
-        self._waiting: asyncio.Protocol | None = None  # what will, over TLS
+        self._waits_for_tls = False
         self._transport: asyncio.Transport | None = None
-        self._first_byte: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -141,17 +153,13 @@ class _Counted(asyncio.Protocol):
             transport.write(REFUSAL if self._gate.tls is None else tls.FULL)
             transport.close()
             return
-        self._entered = True
+        self._inner = inner
+        self._gate.wait(inner, self._end)
         if self._gate.tls is None:
             self._plain = inner
             inner.connection_made(transport)
         else:
-            self._waiting = inner
-            loop = asyncio.get_running_loop()
-            self._first_byte = loop.call_later(self._gate.request_s, self._end_idle)
-
-    def _end_idle(self) -> None:
-        self._end("connections_idle_closed")
+            self._waits_for_tls = True
 
     def _end(self, counter: str) -> None:
         self._gate.counters[counter] += 1
@@ -159,21 +167,16 @@ class _Counted(asyncio.Protocol):
         self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._forget_timer()
         self._is_read()
-        if self._entered:
+        if self._inner is not None:
+            self._gate.asked(self._inner)
             self._gate.leave(self._host)
         inner = self._plain or self._tls
         if inner is not None:
             inner.connection_lost(error)
 
-    def _forget_timer(self) -> None:
-        if self._first_byte is not None:
-            self._first_byte.cancel()
-            self._first_byte = None
-
     def data_received(self, data: bytes) -> None:
-        if self._waiting is not None:
+        if self._waits_for_tls:
             self._begin_tls(data)
         if self._plain is not None:
             self._plain.data_received(data)
@@ -181,9 +184,8 @@ class _Counted(asyncio.Protocol):
             self._feed(self._tls, data)
 
     def _begin_tls(self, data: bytes) -> None:
-        self._forget_timer()
-        inner, self._waiting = self._waiting, None
-        assert inner is not None
+        self._waits_for_tls = False
+        assert self._inner is not None
         assert self._transport is not None
         assert self._gate.tls is not None
         if data[0] != tls.FIRST_BYTE:
@@ -193,7 +195,7 @@ class _Counted(asyncio.Protocol):
             return
         self._tls = sslproto.SSLProtocol(
             asyncio.get_running_loop(),
-            inner,
+            self._inner,
             self._gate.tls.context,
             None,  # type: ignore[arg-type]  # nobody waits for the handshake: it may be None
             server_side=True,

@@ -21,7 +21,6 @@ from infiniswap.control.gate import Gate
 from infiniswap.control.http import HttpProcessingError, web
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import ConflictError, SystemCallError, from_oserror
-from infiniswap.ticks import next_tick
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
@@ -39,8 +38,8 @@ class PortLimits:
     Attributes:
         connections_max: TCP connections at once.
         connections_per_host_max: of one peer (infiniswap.control.peer).
-        request_s: how long a peer may take for its first request, for any other three times that,
-            and to read an answer.
+        request_s: how long a peer may take for its first request, the handshake of TLS included;
+            for any other three times that; and to read an answer.
         stop_s: how long stopping waits for requests under way.
     """
 
@@ -86,8 +85,6 @@ class HttpPort:
         self._limits = limits
         self._counters = counters
         self._app = web.Application(middlewares=[self._guard], client_max_size=_BODY_BYTES_MAX)
-        self._first_seen_s: dict[Any, float] = {}
-        self._active: set[Any] = set()
         self._gate = Gate(
             self._protocol,
             limits.connections_max,
@@ -99,7 +96,6 @@ class HttpPort:
         )
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
-        self._sweeper: asyncio.Task[None] | None = None
 
     @property
     def router(self) -> web.UrlDispatcher:
@@ -156,16 +152,10 @@ class HttpPort:
             await self._runner.cleanup()
             raise
         self._server = server
-        self._sweeper = asyncio.create_task(self._sweep(), name="idle connections")
         return server
 
     async def stop(self) -> None:
         """Ends in bounded time, with the requests that are under way. Idempotent."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
-            self._sweeper = None
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -204,28 +194,10 @@ class HttpPort:
         server = None if self._runner is None else self._runner.server
         return None if server is None else server()
 
-    async def _sweep(self) -> None:
-        """Closes connections that never asked for anything."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await next_tick(min(1.0, self._limits.request_s))
-            if self._runner is None or self._runner.server is None:
-                return
-            alive = set(self._runner.server.connections)
-            self._active &= alive
-            now_s = loop.time()
-            self._first_seen_s = {
-                handler: self._first_seen_s.get(handler, now_s) for handler in alive - self._active
-            }
-            for handler, seen_s in self._first_seen_s.items():
-                if now_s - seen_s > self._limits.request_s:
-                    self._counters["connections_idle_closed"] += 1
-                    handler.force_close()
-
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Middleware: marks the connection as used; keeps web pages out."""
-        self._active.add(request.protocol)
+        self._gate.asked(request.protocol)
         if "Origin" in request.headers:
             # A page in a browser on this host could otherwise use the loopback port.
             return error_answer(403, "browsers are not served")

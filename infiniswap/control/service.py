@@ -31,8 +31,8 @@ class ServerConfig:
         tls: key and certificate.
         keys: of the cluster.
         limits: of each session.
-        handshake_s: how long a peer may take for its first request and for the handshake; for any
-            other request three times that.
+        handshake_s: how long a peer may take for its first request, the handshake of TLS included;
+            again for the handshake of a session; for any other request three times that.
         connections_max: TCP connections at once.
         connections_per_host_max: of one peer (infiniswap.control.peer).
         handshakes_max: sessions at once that have not proved themselves yet.

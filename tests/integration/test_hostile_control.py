@@ -13,6 +13,7 @@ import itertools
 import os
 import re
 import secrets
+import ssl
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -167,6 +168,30 @@ async def test_a_tls_handshake_that_does_not_end_is_ended(said: bytes) -> None:
         await until(lambda: not w.donor.server._port._gate._by_host)
         async with await w.session() as session:
             await session.memory()
+
+
+async def test_one_deadline_holds_for_first_byte_handshake_and_request() -> None:
+    """Each of them alone would come in time."""
+    said, heard = ssl.MemoryBIO(), ssl.MemoryBIO()
+    end = client_context().wrap_bio(heard, said)
+    with pytest.raises(ssl.SSLWantReadError):
+        end.do_handshake()
+    async with world(handshake_s=SHORT_S) as w, asyncio.timeout(WAIT_S):
+        async with dialled(w, plain=True) as (reader, writer):
+            closing = None
+            with contextlib.suppress(ConnectionError):
+                await asyncio.sleep(0.6 * SHORT_S)
+                writer.write(said.read(1))
+                await asyncio.sleep(0.6 * SHORT_S)
+                writer.write(said.read())
+                heard.write(await reader.read(65_536))
+                with contextlib.suppress(ssl.SSLError):
+                    end.do_handshake()
+                    end.write(VERSION)
+                    writer.write(said.read())
+                closing = await ended(reader)
+        assert not closing
+        assert w.donor.server.counters["connections_idle_closed"] == 1
 
 
 VERSION = f"GET {m.VERSION_PATH} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
