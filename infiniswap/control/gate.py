@@ -49,6 +49,7 @@ class Gate:
         counters: gets `connections_refused`, `connections_idle_closed`, `connections_unread_closed`
             and `connections_plain`.
         refused: told the address of each that is refused.
+        plain: told the address of each that does not begin TLS.
         tls: key and certificate; None: connections stay plain.
         request_s: how long a peer may take until its first request (`asked`), from its connection
             on; and to read what was sent to it.
@@ -61,10 +62,12 @@ class Gate:
         per_host_max: int,
         counters: Counter[str],
         refused: Callable[[str], None] = lambda host: None,
+        plain: Callable[[str], None] = lambda host: None,
         tls: ServerTls | None = None,
         request_s: float = 5.0,
     ) -> None:
         self.counters = counters
+        self.plain = plain
         self.tls = tls
         self.request_s = request_s
         self._make = make
@@ -190,6 +193,7 @@ class _Counted(asyncio.Protocol):
         assert self._gate.tls is not None
         if data[0] != tls.FIRST_BYTE:
             self._gate.counters["connections_plain"] += 1
+            self._gate.plain(self._host)
             self._transport.write(PLAIN_REFUSAL)
             self._transport.close()
             return

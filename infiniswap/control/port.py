@@ -72,6 +72,7 @@ class HttpPort:
         counters: gets `connections_refused`, `connections_idle_closed`,
             `connections_unread_closed`, `connections_plain` and `http_errors`.
         refused: told the address of each connection that is refused.
+        plain: told the address of each that does not begin TLS.
         tls: key and certificate; None: plain HTTP.
     """
 
@@ -80,6 +81,7 @@ class HttpPort:
         limits: PortLimits,
         counters: Counter[str],
         refused: Callable[[str], None] = lambda host: None,
+        plain: Callable[[str], None] = lambda host: None,
         tls: ServerTls | None = None,
     ) -> None:
         self._limits = limits
@@ -91,6 +93,7 @@ class HttpPort:
             limits.connections_per_host_max,
             counters,
             refused,
+            plain,
             tls,
             limits.request_s,
         )

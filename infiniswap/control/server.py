@@ -65,7 +65,7 @@ class ControlServer:
             request_s=config.handshake_s,
             stop_s=config.stop_s,
         )
-        self._port = HttpPort(limits, self.counters, self._kept_out, config.tls)
+        self._port = HttpPort(limits, self.counters, self._kept_out, self._no_tls, config.tls)
         router = self._port.router
         router.add_get(m.SESSION_PATH, self._session)
         router.add_get(m.STATUS_PATH, self._status)
@@ -254,6 +254,13 @@ class ControlServer:
         self.counters[f"requests_refused_{error.reason}"[:80]] += 1
         if error.reason in (m.REFUSED_UNKNOWN_LEASE, m.REFUSED_STALE, m.REFUSED_QUOTA):
             self._log_peer("refused a %s of %s: %s", type(request).__name__, session, error.what)
+
+    def _no_tls(self, host: str) -> None:
+        self._log_peer(
+            "refused a connection from %s that does not begin TLS: if it is an Infiniswap, its "
+            "protocol version is 1, and it has to be upgraded",
+            host,
+        )
 
     def _kept_out(self, host: str) -> None:
         self._log_peer("refused a connection from %s: too many are open", host)

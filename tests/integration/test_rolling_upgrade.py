@@ -350,7 +350,9 @@ async def test_the_highest_common_version_is_chosen() -> None:
 @pytest.mark.parametrize(
     "said", [b"GET /v1/session HTTP/1.1\r\nHost: x\r\n\r\n", b"\0", b"SSH-2.0"]
 )
-async def test_who_does_not_begin_tls_is_told_so(said: bytes) -> None:
+async def test_who_does_not_begin_tls_is_told_so(
+    said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     async with world() as w, asyncio.timeout(WAIT_S):
         reader, writer = await asyncio.open_connection(w.address.host, w.address.port)
         writer.write(said)
@@ -360,6 +362,7 @@ async def test_who_does_not_begin_tls_is_told_so(said: bytes) -> None:
         assert b"this port speaks TLS" in answer
         assert b"protocol 2" in answer
         assert w.donor.server.counters["connections_plain"] == 1
+        assert "from 127.0.0.1 that does not begin TLS: if it is an Infiniswap" in caplog.text
 
 
 async def test_a_donor_of_version_1_is_named_as_too_old() -> None:
