@@ -17,13 +17,14 @@ import fcntl
 import logging
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.donor.records import FORMAT, FORMAT_OF_PROTOCOL_1, DonorRecord, FileRecords
-from infiniswap.errors import ConflictError, InfiniswapError, from_oserror
+from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, from_oserror
 from infiniswap.system import mounts, programs
 from infiniswap.system.files import PROC, read_text
 from infiniswap.units import MIB
@@ -211,13 +212,27 @@ def open_home(run_dir: Path | None, donor_id: str, pool_bytes: int) -> Home | No
 
 
 def make_run_dir(run_dir: Path) -> None:
-    """Makes the directory of homes, which everybody may look into: a home is closed itself. One
-    that is there stays as it is. Raises OSError."""
+    """Makes the directory of homes, which everybody may look into: a home is closed itself. Of one
+    that is there, and that an older release may have made for its user alone, the mode is mended.
+
+    Raises:
+        OSError: it cannot be made.
+        NotPermittedError: others may change what is in it: they could put another file in the
+            place of a home or a socket.
+    """
     try:
         run_dir.mkdir(parents=True)
-        run_dir.chmod(0o755)  # whatever the umask is
     except FileExistsError:
-        pass
+        status = run_dir.stat()
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise NotPermittedError(
+                "other users may write to this directory",
+                where=str(run_dir),
+                mend="Name another daemon.run_dir, or run: chown root and chmod 755 on this one.",
+            ) from None
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
+            return
+    run_dir.chmod(0o755)  # whatever the umask is
 
 
 def _mount(path: Path, size_bytes: int) -> tuple[str, ...]:

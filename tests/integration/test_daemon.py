@@ -286,6 +286,28 @@ async def test_an_ordinary_user_lends_and_borrows_without_a_secret(
 
 
 @pytest.mark.requires_root
+async def test_a_directory_that_others_may_write_to_gets_no_socket(cluster: Cluster) -> None:
+    """They could put a link in the socket's place, to a file that the daemon then opens to all."""
+    run_dir = cluster.root / "donors"
+    run_dir.mkdir()
+    cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(run_dir)
+    for owner, mode in ((65534, 0o755), (0, 0o775), (0, 0o757)):
+        os.chown(run_dir, owner, 0)
+        run_dir.chmod(mode)
+        daemon = await asyncio.to_thread(start, cluster)
+        assert "other users of this host cannot read the status" in daemon.log
+        assert "other users may write to this directory" in daemon.log
+        assert not list(run_dir.iterdir())
+        await asyncio.to_thread(daemon.end)
+    # As a release before this one has made it.
+    os.chown(run_dir, 0, 0)
+    run_dir.chmod(0o700)
+    daemon = await asyncio.to_thread(start, cluster)
+    assert run_dir.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in run_dir.iterdir() if path.is_socket()]
+
+
+@pytest.mark.requires_root
 async def test_a_killed_daemons_socket_is_replaced_and_given_back(cluster: Cluster) -> None:
     cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(cluster.root / "donors")
     daemon = await asyncio.to_thread(start, cluster)
