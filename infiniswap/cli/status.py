@@ -128,7 +128,7 @@ def local_donor(config: configuration.Config) -> tuple[HostPort, Path] | None:
     from infiniswap.control.local import local_path
 
     listen, run_dir = config.daemon.listen, config.daemon.run_dir
-    path = None if run_dir is None else local_path(run_dir, listen.port)
+    path = None if run_dir is None else local_path(run_dir, listen)
     return (listen, path) if path is not None and os.path.exists(path) else None
 
 

@@ -22,14 +22,15 @@ from infiniswap.control.port import HttpPort, PortLimits, json_answer
 from infiniswap.control.scrape import answer
 from infiniswap.control.service import Service
 from infiniswap.errors import NoDonorError, ProtocolMismatchError
+from infiniswap.units import HostPort
 
 _LIMITS = PortLimits(connections_max=64, connections_per_host_max=8, stop_s=1.0)
 _SUFFIX = ".sock"
 
 
-def local_path(run_dir: Path, port: int) -> Path:
-    """The socket of the daemon with that control port."""
-    return run_dir / f"{port}{_SUFFIX}"
+def local_path(run_dir: Path, listen: HostPort) -> Path:
+    """The socket of the daemon that listens there: two may have one port on two addresses."""
+    return run_dir / f"{listen}{_SUFFIX}"
 
 
 class LocalPort:

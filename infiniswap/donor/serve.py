@@ -224,7 +224,8 @@ async def _serve_local(
     local = LocalPort(service, server.counters)
     try:
         make_run_dir(config.daemon.run_dir)
-        await local.start(local_path(config.daemon.run_dir, service.control_port))
+        listen = HostPort(config.daemon.listen.host, service.control_port)
+        await local.start(local_path(config.daemon.run_dir, listen))
     except (InfiniswapError, OSError) as error:
         log.info("other users of this host cannot read the status: %s", error)
         return

@@ -242,7 +242,7 @@ async def test_other_users_of_its_host_read_its_status_and_do_nothing_else(
     assert (done.returncode, "none is configured here" in done.stderr) == (7, True), done.stderr
     with pytest.raises(WrongSecretError):
         await connect(control(daemon), IDENTITY, ClientConfig(), QuietHandler())
-    path = cluster.root / "donors" / f"{daemon.control}.sock"
+    path = cluster.root / "donors" / f"{daemon.address}.sock"
     connector = aiohttp.UnixConnector(str(path))
     async with aiohttp.ClientSession(connector=connector) as http:
         for method, route, code in (
@@ -311,7 +311,7 @@ async def test_a_directory_that_others_may_write_to_gets_no_socket(cluster: Clus
 async def test_a_killed_daemons_socket_is_replaced_and_given_back(cluster: Cluster) -> None:
     cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(cluster.root / "donors")
     daemon = await asyncio.to_thread(start, cluster)
-    path = cluster.root / "donors" / f"{daemon.control}.sock"
+    path = cluster.root / "donors" / f"{daemon.address}.sock"
     await asyncio.to_thread(daemon.end, signal.SIGKILL)
     assert path.is_socket()
     successor = await asyncio.to_thread(cluster.successor, daemon)
@@ -321,12 +321,26 @@ async def test_a_killed_daemons_socket_is_replaced_and_given_back(cluster: Clust
     assert not path.exists()
 
 
+@pytest.mark.requires_root
+async def test_two_daemons_with_one_port_on_two_addresses_have_a_socket_each(
+    cluster: Cluster,
+) -> None:
+    cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(cluster.root / "donors")
+    first = await asyncio.to_thread(cluster.donor, "--name", "first")
+    second = await asyncio.to_thread(
+        cluster.donor, "--name", "second", host="127.0.0.2", port=first.control
+    )
+    for daemon, name in ((first, "first"), (second, "second")):
+        path = cluster.root / "donors" / f"{daemon.address}.sock"
+        assert (await fetch_local_status(path, WAIT_S)).donor_name == name
+
+
 async def test_with_a_cluster_secret_there_is_no_such_socket(
     cluster: Cluster, secret_file: Path
 ) -> None:
     cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(cluster.root / "donors")
     daemon = await asyncio.to_thread(start, cluster, "--secret-file", str(secret_file))
-    assert not (cluster.root / "donors" / f"{daemon.control}.sock").exists()
+    assert not (cluster.root / "donors" / f"{daemon.address}.sock").exists()
     assert not (cluster.root / "state" / "host-secret").exists()
 
 
