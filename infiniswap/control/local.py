@@ -63,8 +63,9 @@ class LocalPort:
         path, self._path = self._path, None
         await self._port.stop()
         if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)  # Python 3.13 and later have done it
             with contextlib.suppress(OSError):  # others may have something in the directory
-                path.unlink()
                 path.parent.rmdir()
 
     async def _status(self, _request: web.Request) -> web.Response:

@@ -9,13 +9,14 @@ import json
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 from support.devices.cluster import WAIT_S, Cluster, Donor, until
-from support.donors.donor_world import KEYS
+from support.donors.donor_world import KEYS, world
 
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST
@@ -26,7 +27,7 @@ from infiniswap.control.client import (
     Session,
     connect,
 )
-from infiniswap.control.local import fetch_local_status
+from infiniswap.control.local import LocalPort, fetch_local_status
 from infiniswap.errors import NoDonorError, WrongSecretError
 from infiniswap.keys import Keys
 from infiniswap.secret import host_keys, write_secret
@@ -319,6 +320,20 @@ async def test_a_killed_daemons_socket_is_replaced_and_given_back(cluster: Clust
     await asyncio.to_thread(successor.end, signal.SIGKILL)
     await asyncio.to_thread(cluster.ok, "daemon", "--release")
     assert not path.exists()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_the_directory_goes_with_the_last_socket(tmp_path: Path, is_there: bool) -> None:
+    """Python 3.13 and later remove the socket themselves when its server is closed."""
+    async with world() as w:
+        local = LocalPort(w.donor.service, Counter())
+        path = tmp_path / "donors" / "x.sock"
+        path.parent.mkdir()
+        await local.start(path)
+        if not is_there:
+            path.unlink()
+        await local.stop()
+        assert not path.parent.exists()
 
 
 @pytest.mark.requires_root
