@@ -20,6 +20,8 @@ from infiniswap.units import HostPort, is_loopback
 
 TOKEN_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 4096
+_PEM_BYTES_MAX: Final = 64 * 1024
+"""A key and a chain of certificates. RSA with 4096 bits needs 3 KiB for the key alone."""
 _SOURCE: Final = ", for example from `head -c 32 /dev/urandom | base64`"
 
 
@@ -191,7 +193,8 @@ def read_tls_key(path: Path) -> bytes:
     Raises:
         ConfigError: as read_secret.
     """
-    return _read(path, _Kind("key of the control port", "daemon.state_dir", 1, ""))
+    kind = _Kind("key of the control port", "daemon.state_dir", 1, "", _PEM_BYTES_MAX)
+    return _read(path, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +205,7 @@ class _Kind:
     key: str
     bytes_min: int
     source: str
+    bytes_max: int = SECRET_BYTES_MAX
 
 
 def _read(path: Path, kind: _Kind) -> bytes:
@@ -223,19 +227,19 @@ def _read(path: Path, kind: _Kind) -> bytes:
         status = os.fstat(fd)
         secret = b""
         if stat.S_ISREG(status.st_mode):
-            secret = os.read(fd, SECRET_BYTES_MAX + 1).strip()
+            secret = os.read(fd, kind.bytes_max + 1).strip()
     except OSError as error:
         raise ConfigError(f"cannot read the {kind.noun}: {error.strerror}", where=where) from error
     finally:
         os.close(fd)
     _check_owner(path, status, kind)
-    if not kind.bytes_min <= len(secret) <= SECRET_BYTES_MAX:
+    if not kind.bytes_min <= len(secret) <= kind.bytes_max:
         raise ConfigError(
             f"the {kind.noun} has {len(secret)} bytes"
-            if len(secret) <= SECRET_BYTES_MAX
-            else f"the {kind.noun} has more than {SECRET_BYTES_MAX} bytes",
+            if len(secret) <= kind.bytes_max
+            else f"the {kind.noun} has more than {kind.bytes_max} bytes",
             where=where,
-            mend=f"It needs {kind.bytes_min} to {SECRET_BYTES_MAX}{kind.source}.",
+            mend=f"It needs {kind.bytes_min} to {kind.bytes_max}{kind.source}.",
         )
     return secret
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
+import re
 import ssl
 from asyncio import constants, sslproto
 from dataclasses import dataclass
@@ -37,7 +38,9 @@ FULL: Final = bytes((21, 3, 3, 0, 2, 2, 49))
 FULL_REASON: Final = "ALERT_ACCESS_DENIED"
 """Part of OpenSSL's reason for an error by that alert."""
 
-_CERTIFICATE_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+PEM_CERTIFICATE: Final = re.compile(
+    b"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ class ServerTls:
 
 
 def server_tls(pem: bytes) -> ServerTls:
-    """For a key and its certificate, in one PEM text. Blocking.
+    """For a key and its certificate, in one PEM text; others after it, of who signed it, are shown
+    to clients as well. Blocking.
 
     Raises:
         ValueError: they cannot be used.
@@ -71,14 +75,22 @@ def server_tls(pem: bytes) -> ServerTls:
     descriptor = os.memfd_create("infiniswap-key")
     try:
         os.write(descriptor, pem)
-        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
-        begin = pem.decode("ascii").index(_CERTIFICATE_BEGIN)
-        certificate = ssl.PEM_cert_to_DER_cert(pem.decode("ascii")[begin:])
+        # OpenSSL would ask the terminal for a password.
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=_no_password)
+        # The first one is the server's own: SSL_CTX_use_certificate_chain_file(3).
+        found = PEM_CERTIFICATE.search(pem)
+        if found is None:
+            raise ValueError("there is no certificate in it")
+        certificate = ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
     except OSError as error:  # as ssl.SSLError is
         raise ValueError(error.strerror or str(error)) from None
     finally:
         os.close(descriptor)
     return ServerTls(context, certificate)
+
+
+def _no_password() -> str:
+    raise ValueError("its key is encrypted, and nobody is there to give the password")
 
 
 def client_context() -> ssl.SSLContext:

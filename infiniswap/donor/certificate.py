@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.control.text import clean_text
-from infiniswap.control.tls import ServerTls, server_tls
+from infiniswap.control.tls import PEM_CERTIFICATE, ServerTls, server_tls
 from infiniswap.errors import ConfigError
 from infiniswap.secret import read_tls_key, write_new
 
@@ -59,8 +59,7 @@ def donor_certificate(state_dir: Path) -> tuple[ServerTls, str]:
             return _used(made, path), note
     found = _used(read_tls_key(path), path)
     with contextlib.suppress(OSError):
-        if not certificate_path(state_dir).exists():
-            _write_certificate(state_dir, path.read_bytes())
+        _write_certificate(state_dir, path.read_bytes())
     return found, note
 
 
@@ -83,9 +82,14 @@ def _keep(path: Path, pem: bytes) -> None:
 
 
 def _write_certificate(state_dir: Path, pem: bytes) -> None:
+    """Those in the text, unless they are there: somebody may have put another key in place."""
+    text = b"\n".join(PEM_CERTIFICATE.findall(pem)) + b"\n"
+    with contextlib.suppress(OSError):
+        if certificate_path(state_dir).read_bytes() == text:
+            return
     descriptor, temporary = tempfile.mkstemp(dir=state_dir, prefix=".donor.crt.")
     with open(descriptor, "wb") as file:
-        file.write(pem[pem.index(b"-----BEGIN CERTIFICATE-----") :])
+        file.write(text)
         os.fchmod(file.fileno(), 0o644)
     os.replace(temporary, certificate_path(state_dir))
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import ssl
 import stat
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
 
 from infiniswap.control.tls import client_context, server_tls
 from infiniswap.donor.certificate import (
@@ -22,6 +25,7 @@ from infiniswap.donor.certificate import (
     new_certificate,
 )
 from infiniswap.errors import ConfigError
+from infiniswap.secret import SECRET_BYTES_MAX
 
 
 def test_it_is_made_at_the_first_start_and_found_at_the_next(tmp_path: Path) -> None:
@@ -104,6 +108,56 @@ def test_programs_can_check_it_by_its_one_name(tmp_path: Path) -> None:
     other = server_tls(new_certificate())
     with pytest.raises(ssl.SSLCertVerificationError):
         _handshake(checking, other.context, SERVER_NAME)
+
+
+def _of_an_authority(key: rsa.RSAPrivateKey) -> bytes:
+    """The certificate of that key in PEM form, and of who signed it."""
+    authority = rsa.generate_private_key(65537, 2048)
+    names = [
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("donor", "authority")
+    ]
+    made = b""
+    for subject, public in ((names[0], key.public_key()), (names[1], authority.public_key())):
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(names[1])
+        builder = builder.public_key(public).serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+        builder = builder.not_valid_after(datetime.datetime(2090, 1, 1, tzinfo=datetime.UTC))
+        signed = builder.sign(authority, hashes.SHA256())
+        made += signed.public_bytes(serialization.Encoding.PEM)
+    return made
+
+
+def _private(
+    key: rsa.RSAPrivateKey, encryption: serialization.KeySerializationEncryption
+) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+    )
+
+
+def test_one_of_an_administrators_own_authority_is_used(tmp_path: Path) -> None:
+    """In place of the daemon's, with the certificate of who signed it after it."""
+    donor_certificate(tmp_path)
+    key = rsa.generate_private_key(65537, 4096)
+    chain = _of_an_authority(key)
+    path = tmp_path / "donor.pem"
+    path.write_bytes(_private(key, serialization.NoEncryption()) + chain)
+    assert path.stat().st_size > SECRET_BYTES_MAX
+    tls, _ = donor_certificate(tmp_path)
+    end = _handshake(client_context(), tls.context, "x")
+    assert end.getpeercert(binary_form=True) == tls.certificate
+    assert certificate_path(tmp_path).read_bytes() == chain
+
+
+def test_an_encrypted_key_is_one_clear_error(tmp_path: Path) -> None:
+    """OpenSSL would ask the terminal."""
+    key = rsa.generate_private_key(65537, 2048)
+    path = tmp_path / "donor.pem"
+    path.touch(0o600)
+    encrypted = _private(key, serialization.BestAvailableEncryption(b"password"))
+    path.write_bytes(encrypted + _of_an_authority(key))
+    with pytest.raises(ConfigError, match="its key is encrypted"):
+        donor_certificate(tmp_path)
 
 
 def test_a_consumer_takes_any_and_sees_which(tmp_path: Path) -> None:
