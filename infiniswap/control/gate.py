@@ -35,6 +35,7 @@ PLAIN_REFUSAL: Final = (
 )
 """The answer to whoever does not begin TLS: most likely an Infiniswap of protocol version 1."""
 
+_READ_BYTES: Final = 16 * 1024
 _SHUTDOWN_S: Final = 1.0
 """How long a peer may take to agree to the end of TLS."""
 
@@ -78,7 +79,7 @@ class Gate:
         self._by_host: Counter[str] = Counter()
         self._until_asked: dict[asyncio.Protocol, asyncio.TimerHandle] = {}
 
-    def __call__(self) -> asyncio.Protocol:
+    def __call__(self) -> asyncio.BaseProtocol:
         """For loop.create_server."""
         return _Counted(self)
 
@@ -128,7 +129,7 @@ def _host_of(transport: asyncio.BaseTransport) -> str:
     return str(peer[0]) if peer else ""
 
 
-class _Counted(asyncio.Protocol):
+class _Counted(asyncio.BufferedProtocol):
     """Passes everything on, and tells the gate when the connection has ended.
 
     With TLS what is read goes to asyncio's own TLS protocol, and that is made when the first byte
@@ -143,6 +144,7 @@ class _Counted(asyncio.Protocol):
         self._tls: sslproto.SSLProtocol | None = None
         self._waits_for_tls = False
         self._transport: asyncio.Transport | None = None
+        self._buffer: bytearray | None = None  # for what is read of no TLS
         self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -178,13 +180,25 @@ class _Counted(asyncio.Protocol):
         if inner is not None:
             inner.connection_lost(error)
 
-    def data_received(self, data: bytes) -> None:
-        if self._waits_for_tls:
-            self._begin_tls(data)
+    def get_buffer(self, sizehint: int) -> bytearray | memoryview:
+        """Small, because a protocol that does not want more now gets all of it nevertheless."""
+        if self._tls is not None:
+            return memoryview(self._tls.get_buffer(sizehint))
+        if self._buffer is None:
+            self._buffer = bytearray(_READ_BYTES)
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._tls is not None:
+            self._tls.buffer_updated(nbytes)
+            return
+        assert self._buffer is not None
+        data = bytes(memoryview(self._buffer)[:nbytes])
         if self._plain is not None:
             self._plain.data_received(data)
-        elif self._tls is not None:
-            self._feed(self._tls, data)
+        elif self._waits_for_tls:
+            self._buffer = None
+            self._begin_tls(data)
 
     def _begin_tls(self, data: bytes) -> None:
         self._waits_for_tls = False
@@ -207,6 +221,7 @@ class _Counted(asyncio.Protocol):
             ssl_shutdown_timeout=_SHUTDOWN_S,
         )
         self._tls.connection_made(self._transport)
+        self._feed(self._tls, data)
 
     def _feed(self, protocol: sslproto.SSLProtocol, data: bytes) -> None:
         """As a transport does for a protocol with buffers of its own."""

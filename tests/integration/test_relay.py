@@ -346,5 +346,7 @@ async def test_a_donor_with_an_older_tls_gets_no_request(
         with pytest.raises(ProtocolMismatchError, match="does not speak TLS"):
             await ask(address)
         assert not asked
+        for _ in range(16):  # until its end has noticed
+            await asyncio.sleep(0)
     finally:
         await runner.cleanup()
