@@ -105,8 +105,9 @@ def write_secret(path: Path, text: str) -> None:
         raise from_oserror("cannot write the file", error, where=str(path)) from error
 
 
-def write_new(path: Path, content: bytes) -> None:
-    """Writes a new file of mode 0600, which is complete from the moment that it is there.
+def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Writes a new file, which is complete from the moment that it is there, except on file systems
+    without hard links (vfat).
 
     Raises:
         FileExistsError: there is one, perhaps of a process that was quicker.
@@ -117,15 +118,26 @@ def write_new(path: Path, content: bytes) -> None:
     except FileExistsError as error:
         raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path.parent)) from error
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_exclusively(temporary, content, mode)
         os.link(temporary, path)
+    except OSError as error:
+        # Most say the first of these two, and so does a directory that nobody may write to.
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP) or not os.path.exists(temporary):
+            raise
+        _write_exclusively(path, content, mode)
     finally:
-        os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def _write_exclusively(path: Path, content: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        os.fchmod(file.fileno(), mode)  # whatever the umask is
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def new_secret() -> str:

@@ -293,15 +293,17 @@ def _addresses() -> set[str]:
 
 
 def _write(path: Path, text: str, *, replace: bool) -> None:
+    from infiniswap.secret import write_new
+
     temporary = path.with_name(f".{path.name}.new")
     try:
+        if not replace:
+            write_new(path, text.encode(), 0o644)
+            return
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         temporary.chmod(0o644)
-        if replace:
-            temporary.replace(path)
-        else:
-            os.link(temporary, path)  # fails if the file has appeared since
+        temporary.replace(path)
     except OSError as error:
         raise from_oserror("cannot write the configuration", error, where=str(path)) from error
     finally:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import socket
 import stat
@@ -21,7 +23,7 @@ from infiniswap.cli.doctor.finding import missing
 from infiniswap.cli.main import main
 from infiniswap.config import DeviceConfig
 from infiniswap.donor.memory import MemoryFigures, memory_source
-from infiniswap.errors import BackupError, SystemCallError
+from infiniswap.errors import BackupError, ConflictError, SystemCallError
 from infiniswap.keys import Keys
 from infiniswap.secret import read_secret
 from infiniswap.units import GIB, MIB, format_size_short
@@ -164,3 +166,23 @@ def test_it_makes_a_secret_and_a_session_key(
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert "two commands" in made(capsys, "--secret", str(secret), "--session-key", str(key))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["etc", "session-key"]
+
+
+def test_a_secret_can_be_made_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a USB stick (vfat), to carry it to other hosts."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "secret"
+    assert main(["init", "--secret", str(path)]) == 0
+    assert read_secret(path).operator
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert main(["init", "--secret", str(path)]) == ConflictError.exit_code
+    config = tmp_path / "infiniswap.toml"
+    assert main(["init", "--config", str(config)]) == 0
+    assert stat.S_IMODE(config.stat().st_mode) == 0o644
+    assert {each.name for each in tmp_path.iterdir()} == {"secret", "infiniswap.toml"}
