@@ -155,30 +155,45 @@ def _is_hex256(text: str) -> bool:
     return len(text) == 64 and _HEX_DIGITS.issuperset(text)
 
 
-class NonceStore:
-    """Nonces given out for HTTP requests: each is good once, for a while, and few are kept.
+class Nonces:
+    """Nonces for HTTP requests. Each is good once and for a while. None is kept that was only given
+    out, so whoever asks for many takes nobody's away: its own time and a MAC stand in each.
+
+        nonce = end in ms (8 bytes) ‖ random (8) ‖ first half of HMAC-SHA256(key, all before)
 
     Args:
-        count_max: beyond it the oldest is forgotten.
+        key: of this server alone, random.
         life_s: how long one is good.
+        used_max: of those used up and not out of date; beyond it the oldest is forgotten. Only who
+            has proved the secret uses one up.
     """
 
-    __slots__ = ("_count_max", "_given", "_life_s")
+    __slots__ = ("_key", "_life_s", "_used", "_used_max")
 
-    def __init__(self, count_max: int = 1024, life_s: float = 30.0) -> None:
-        self._count_max = count_max
+    def __init__(self, key: bytes, life_s: float = 30.0, used_max: int = 4096) -> None:
+        self._key = key
         self._life_s = life_s
-        self._given: dict[str, float] = {}
+        self._used_max = used_max
+        self._used: dict[str, None] = {}
 
-    def __len__(self) -> int:
-        return len(self._given)
+    def make(self, random: bytes, now_s: float) -> str:
+        """A fresh nonce, hex, with 8 random bytes."""
+        body = round((now_s + self._life_s) * 1000).to_bytes(8, "big") + random
+        return (body + self._mac(body)).hex()
 
-    def add(self, nonce: str, now_s: float) -> None:
-        """Remembers a fresh nonce."""
-        while len(self._given) >= self._count_max:
-            del self._given[next(iter(self._given))]
-        self._given[nonce] = now_s + self._life_s
+    def is_good(self, nonce: str, now_s: float) -> bool:
+        """Whether it was given out (64 hex digits), is not used up and not too old."""
+        raw = bytes.fromhex(nonce)
+        body, mac = raw[:16], raw[16:]
+        is_ours = hmac.compare_digest(mac, self._mac(body))
+        is_fresh = int.from_bytes(body[:8], "big") >= now_s * 1000
+        return is_ours and is_fresh and nonce not in self._used
 
-    def take(self, nonce: str, now_s: float) -> bool:
-        """Uses a nonce up; False when it was never given out, is used up or too old."""
-        return self._given.pop(nonce, float("-inf")) >= now_s
+    def use(self, nonce: str) -> None:
+        """It is used up: its proof was right."""
+        while len(self._used) >= self._used_max:
+            del self._used[next(iter(self._used))]
+        self._used[nonce] = None
+
+    def _mac(self, body: bytes) -> bytes:
+        return hmac.digest(self._key, body, "sha256")[:16]

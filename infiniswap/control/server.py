@@ -2,8 +2,8 @@
 """The donor's end of the control API: HTTP and sessions on one port.
 
 The server knows the protocol; what requests do is the business of a `Service` (the donor). Every
-wait for a peer is bounded, and so is what a peer without a proof can make us hold: connections,
-handshakes and nonces are counted, and those above the limits are refused.
+wait for a peer is bounded, and so is what a peer without a proof can make us hold: connections and
+handshakes are counted, and those above the limits are refused.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ControlServer:
         self._service = service
         self._config = config
         self.counters: Counter[str] = Counter()
-        self._nonces = auth.NonceStore()
+        self._nonces = auth.Nonces(secrets.token_bytes(auth.NONCE_BYTES))
         self._sessions: dict[int, ServerSession] = {}
         self._log_peer = PeerLog(self.counters)
         self._handshakes = Handshakes(config, self.counters, self._log_peer)
@@ -116,11 +116,12 @@ class ControlServer:
         """Answers whoever has proved the key, with the donor's own proof."""
         given = auth.parse_http_authorization(request.headers.get("Authorization", ""))
         now_s = asyncio.get_running_loop().time()
-        if key is not None and given is not None and self._nonces.take(given[0], now_s):
+        if key is not None and given is not None and self._nonces.is_good(given[0], now_s):
             asked = auth.HttpRequest(
                 self._config.tls.digest, request.method, request.path, given[0]
             )
             if auth.proofs_equal(given[1], auth.http_proof(key, asked)):
+                self._nonces.use(given[0])
                 found = await answer_it()
                 found.headers[auth.PROOF_HEADER] = auth.http_donor_proof(key, asked)
                 return found
@@ -163,9 +164,8 @@ class ControlServer:
         )
 
     async def _nonce(self, _request: web.Request) -> web.StreamResponse:
-        nonce = secrets.token_hex(auth.NONCE_BYTES)
-        self._nonces.add(nonce, asyncio.get_running_loop().time())
-        return json_answer(m.NonceInfo(nonce=nonce))
+        now_s = asyncio.get_running_loop().time()
+        return json_answer(m.NonceInfo(nonce=self._nonces.make(secrets.token_bytes(8), now_s)))
 
     # -------------------------------------------------------------------- sessions
 

@@ -492,6 +492,21 @@ async def test_a_replayed_http_proof_is_refused() -> None:
         assert statuses == [200, 401, 401]
 
 
+async def test_many_nonces_take_none_away() -> None:
+    """Whoever asks for them needs no proof."""
+    connector = aiohttp.TCPConnector(ssl=client_context())
+    async with world() as w, aiohttp.ClientSession(connector=connector) as http:
+        made = []
+        for _ in range(1100):
+            async with http.get(f"https://{w.address}{m.NONCE_PATH}") as response:
+                made.append((await response.json())["nonce"])
+        assert len(set(made)) == len(made)
+        request = auth.HttpRequest(w.donor.server._config.tls.digest, "GET", m.STATUS_PATH, made[0])
+        headers = {"Authorization": auth.http_authorization(KEYS.session, request)}
+        async with http.get(f"https://{w.address}{m.STATUS_PATH}", headers=headers) as response:
+            assert response.status == 200
+
+
 async def test_an_unproven_peer_gets_no_further_than_the_handshake(secret_file: Path) -> None:
     async with world(cluster__secret_file=secret_file) as w:
         async with raw(w) as ws:

@@ -88,19 +88,28 @@ def test_proofs_and_nonces_are_hexadecimal(digit: str) -> None:
 
 
 def test_a_nonce_is_good_once_and_not_for_ever() -> None:
-    store = auth.NonceStore(life_s=30.0)
-    store.add("a", 0.0)
-    store.add("b", 0.0)
-    assert store.take("a", 1.0)
-    assert not store.take("a", 1.0)
-    assert not store.take("b", 31.0)
-    assert not store.take("never", 0.0)
+    nonces = auth.Nonces(b"key", life_s=30.0)
+    first, second = (nonces.make(random * 8, 0.0) for random in (b"1", b"2"))
+    assert auth.parse_http_authorization(f"Infiniswap {first}:{'0' * 64}")
+    assert nonces.is_good(first, 1.0)
+    nonces.use(first)
+    assert not nonces.is_good(first, 1.0)
+    assert nonces.is_good(second, 30.0)
+    assert not nonces.is_good(second, 30.1)
 
 
-def test_the_store_of_nonces_is_bounded_and_drops_the_oldest() -> None:
-    store = auth.NonceStore(count_max=3)
-    for number in range(10):
-        store.add(str(number), 0.0)
-    assert len(store) == 3
-    assert not store.take("6", 0.0)
-    assert store.take("9", 0.0)
+def test_a_nonce_that_was_never_given_out_is_not_good() -> None:
+    nonces = auth.Nonces(b"key")
+    nonce = nonces.make(bytes(8), 0.0)
+    assert not auth.Nonces(b"another key").is_good(nonce, 0.0)
+    for at in range(len(nonce)):
+        digit = "0" if nonce[at] != "0" else "1"
+        assert not nonces.is_good(nonce[:at] + digit + nonce[at + 1 :], 0.0)
+
+
+def test_few_used_nonces_are_kept() -> None:
+    nonces = auth.Nonces(b"key", used_max=3)
+    made = [nonces.make(bytes([number]) * 8, 0.0) for number in range(10)]
+    for nonce in made:
+        nonces.use(nonce)
+    assert [nonces.is_good(nonce, 0.0) for nonce in made] == [True] * 7 + [False] * 3
