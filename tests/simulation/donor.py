@@ -23,7 +23,7 @@ from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.units import HostPort
 from simulation.loop import Host, SimTask
-from simulation.network import CERTIFICATE, End
+from simulation.network import End, certificate_of
 from simulation.store import PRETENDED_BYTES, SLAB_BYTES, Files, SimStore
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 CONTROL_PORT = 9400
 DATA_PORT = 9401
 KEYS = derive(b"a secret of the simulated cluster")
-TLS = ServerTls(cast(Any, None), CERTIFICATE)  # nothing listens on a port
 HEARTBEAT_S = 0.5
 MISSED_MAX = 5
 GRACE_S = 4.0
@@ -140,8 +139,9 @@ class SimDonor:
         kept = sorted(self._records.leases.values(), key=lambda record: record.lease)
         self.service.written.restore(kept, self.store, clock())
         limits = Limits(heartbeat_s=HEARTBEAT_S, missed_max=MISSED_MAX, send_s=2.0)
+        tls = ServerTls(cast(Any, None), certificate_of(self.name))  # nothing listens on a port
         self.server = ControlServer(
-            self.service, ServerConfig(TLS, KEYS, limits=limits, handshake_s=2.0)
+            self.service, ServerConfig(tls, KEYS, limits=limits, handshake_s=2.0)
         )
         harvester.evict = self.service.evict_some
         self.service.drain.restore()

@@ -32,9 +32,13 @@ _CLOSING = WSMessage(WSMsgType.CLOSING, None, None)
 _FAREWELL = "farewell"
 
 
-CERTIFICATE = b"the certificate of a simulated donor"
 FIGURES = "figures-of-"
 """Before a name: the address that it stands for."""
+
+
+def certificate_of(name: str) -> bytes:
+    """Each donor has its own."""
+    return f"the certificate of {name}".encode()
 
 
 def _end(wait: SimFuture | None) -> None:
@@ -59,12 +63,12 @@ class End:
         self.held: list[str] = []
 
     def get_extra_info(self, name: str) -> Any:
-        """The other end's address in figures: a name of its own here. There is no socket, and all
-        donors show the same certificate."""
+        """The other end's address in figures: a name of its own here. There is no socket."""
         if name == "socket":
             return None
         if name == "ssl_object":
-            return SimpleNamespace(getpeercert=lambda *, binary_form: CERTIFICATE)
+            certificate = certificate_of(self.peer.host.name)
+            return SimpleNamespace(getpeercert=lambda *, binary_form: certificate)
         assert name == "peername"
         return f"{FIGURES}{self.peer.host.name}", 0
 
