@@ -37,7 +37,8 @@ PLAIN_REFUSAL: Final = (
 
 _READ_BYTES: Final = 16 * 1024
 _SHUTDOWN_S: Final = 1.0
-"""How long a peer may take to agree to the end of TLS."""
+"""How long a peer may take to agree to the end of TLS, or to read that it was refused."""
+_REFUSED_OPEN_MAX: Final = 16
 
 
 class Gate:
@@ -78,6 +79,8 @@ class Gate:
         self._open = 0
         self._by_host: Counter[str] = Counter()
         self._until_asked: dict[asyncio.Protocol, asyncio.TimerHandle] = {}
+        self.refused_open = 0
+        """Connections that were refused, and whose peers may still be reading why."""
 
     def __call__(self) -> asyncio.BaseProtocol:
         """For loop.create_server."""
@@ -146,6 +149,7 @@ class _Counted(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._buffer: bytearray | None = None  # for what is read of no TLS
         self._unread: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None  # of one that was refused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -155,8 +159,7 @@ class _Counted(asyncio.BufferedProtocol):
         self._host = _host_of(transport)
         inner = self._gate.enter(self._host)
         if inner is None:
-            transport.write(REFUSAL if self._gate.tls is None else tls.FULL)
-            transport.close()
+            self._refuse(transport)
             return
         self._inner = inner
         self._gate.wait(inner, self._end)
@@ -166,6 +169,17 @@ class _Counted(asyncio.BufferedProtocol):
         else:
             self._waits_for_tls = True
 
+    def _refuse(self, transport: asyncio.Transport) -> None:
+        """Says why. If what the peer says was not read, the kernel would send it a reset, and the
+        peer would not see the answer; but only few of those refused may keep a connection open."""
+        transport.write(REFUSAL if self._gate.tls is None else tls.FULL)
+        if self._gate.refused_open >= _REFUSED_OPEN_MAX:
+            transport.close()
+            return
+        self._gate.refused_open += 1
+        self._lingering = asyncio.get_running_loop().call_later(_SHUTDOWN_S, transport.abort)
+        transport.write_eof()
+
     def _end(self, counter: str) -> None:
         self._gate.counters[counter] += 1
         assert self._transport is not None
@@ -173,6 +187,9 @@ class _Counted(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_read()
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._gate.refused_open -= 1
         if self._inner is not None:
             self._gate.asked(self._inner)
             self._gate.leave(self._host)

@@ -8,7 +8,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -16,48 +16,114 @@ from aiohttp import web
 from support.donors.donor_world import IDENTITY, SECRET, WAIT_S, Handler, client_config, raw, world
 from support.donors.hostile_donor import hostile
 
+from infiniswap.control import tls
 from infiniswap.control.client import connect, fetch_status
 from infiniswap.errors import InfiniswapError
+from infiniswap.secret import new_secret
 from infiniswap.units import KIB, HostPort
 
 SUCCESSOR = """
-import asyncio, os, sys
-from infiniswap.control.client import ClientConfig, Identity, QuietHandler, connect, fetch_status
+import asyncio, dataclasses, os, sys
+from infiniswap.control.client import ClientConfig, Identity, QuietHandler, connect
 from infiniswap.device.process.take_over import prepare  # as a standby has imported it
+from infiniswap.errors import InfiniswapError
 from infiniswap.keys import parse
 from infiniswap.units import parse_host_port
 
-config = ClientConfig(parse(sys.argv[3].encode()), connect_s=30, request_s=30)
+empty, other_key, key, *addresses = sys.argv[1:]
+config = ClientConfig(parse(key.encode()), connect_s=60, request_s=60)
+other = dataclasses.replace(config, keys=parse(other_key.encode()))
 identity = Identity("00000000-0000-0000-0000-00000000000a", "swap0", "consumer")
-address = parse_host_port(sys.argv[2])
-os.chroot(sys.argv[1])
-os.chdir("/")
+addresses = [parse_host_port(address) for address in addresses]
+looked_for = []
+
+
+def audit(event, args):
+    if event in ("open", "import", "os.listdir", "os.scandir") or event.startswith("socket.get"):
+        looked_for.append((event, repr(args[0])))
+
+
+async def attempt(address, config, said):
+    try:
+        async with await connect(address, identity, config, QuietHandler(), peer=address.host) as it:
+            await it.memory()
+            said.append("served")
+    except InfiniswapError as error:
+        said.append(error.what)
 
 
 async def main():
-    peer = address.host
-    async with await connect(address, identity, config, QuietHandler(), peer=peer) as session:
-        await session.memory()
-    assert not os.listdir("/")
+    *bad, silent, good = addresses
+    said = []
+    for address in bad:
+        await attempt(address, config, said)
+    await attempt(silent, dataclasses.replace(config, connect_s=0.3), said)
+    await attempt(good, other, said)
+    await attempt(good, config, said)
+    return said
 
 
-asyncio.run(main())
+os.chroot(empty)
+os.chdir("/")
+runner = asyncio.Runner()
+runner.get_loop()
+sys.addaudithook(audit)
+said = runner.run(main())
+found = list(looked_for)
+print(*said, sep="\\n")
+assert not found, found
 """
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: bytes | None) -> AsyncIterator[str]:
+    """A host at this address that says this to whatever it hears first; None: it closes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if answer is not None:
+            await reader.read(65_536)
+            writer.write(answer)
+            if not answer:
+                await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        yield f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
 
 
 @pytest.mark.requires_root
 @pytest.mark.requires_native
-async def test_a_successor_opens_its_sessions_without_reading_a_file(tmp_path: Path) -> None:
-    """All that it needs was loaded before: its root directory is empty by then."""
+async def test_a_successor_looks_for_no_file_module_or_name(tmp_path: Path) -> None:
+    """Whatever its donors do: all that it needs was loaded before. Its root directory is empty by
+    then, and a look for a file in vain counts as well."""
     empty = tmp_path / "empty"
     empty.mkdir()
-    async with world() as w, asyncio.timeout(WAIT_S):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        refusing = f"127.0.0.1:{listener.getsockname()[1]}"
+    async with (
+        world() as w,
+        answering(None) as closing,
+        answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as plain,
+        answering(tls.FULL) as full,
+        answering(b"") as silent,
+        asyncio.timeout(WAIT_S),
+    ):
+        addresses = (refusing, closing, plain, full, silent, str(w.address))
         successor = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", SUCCESSOR, str(empty), str(w.address), SECRET),
+            *(sys.executable, "-c", SUCCESSOR, str(empty), new_secret(), SECRET, *addresses),
+            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        _, said = await successor.communicate()
-        assert (successor.returncode, said.decode()) == (0, "")
+        said, complained = await successor.communicate()
+        assert (successor.returncode, complained.decode()) == (0, "")
+        expected = (
+            *("connection refused", "closed", "does not speak TLS", "connection limit"),
+            *("no answer within", "secrets differ", "served"),
+        )
+        told = said.decode().splitlines()
+        assert len(told) == len(expected)
+        for sentence, words in zip(told, expected, strict=True):
+            assert words in sentence
         assert w.donor.server.counters["sessions_opened"] == 1
 
 
