@@ -256,9 +256,7 @@ class _Counted(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         loop = asyncio.get_running_loop()
-        self._unread = loop.call_later(
-            self._gate.request_s, self._end, "connections_unread_closed"
-        )
+        self._unread = loop.call_later(self._gate.request_s, self._end, "connections_unread_closed")
         inner = self._plain or self._tls
         if inner is not None:
             inner.pause_writing()

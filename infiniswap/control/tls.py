@@ -28,8 +28,8 @@ _RECORD_BYTES: Final = 16 * 1024
 """Longest TLS record. asyncio takes a buffer of 256 KiB for each connection otherwise, in a process
 that is locked in memory."""
 _UNREAD_KIB: Final = 32
-"""Kept of a connection in each direction before this end waits. asyncio's values are 512 KiB of what
-the peer does not read, and 256 KiB of what this process does not."""
+"""Kept of a connection in each direction before this end waits. asyncio's values are 512 KiB of
+what the peer does not read, and 256 KiB of what this process does not."""
 
 FIRST_BYTE: Final = 0x16
 """Of every TLS connection: a handshake record."""

@@ -104,7 +104,10 @@ class Home:
 
     def _check_old(self, found: DonorRecord | None, own: DonorRecord) -> None:
         """Refuses to take slabs from devices that could not come for them."""
-        is_own = found is not None and (found.boot_id, found.donor_id) == (own.boot_id, own.donor_id)
+        is_own = found is not None and (found.boot_id, found.donor_id) == (
+            own.boot_id,
+            own.donor_id,
+        )
         if is_own and self.is_of_protocol_1_and_lent():
             raise ConflictError(
                 "devices of protocol version 1 have slabs here, and this release does not speak "

@@ -204,7 +204,7 @@ async def test_a_proof_for_the_donor_is_not_sent_to_who_answers_next() -> None:
 
         async with await asyncio.start_server(splice, "127.0.0.1", 0) as listener:
             address = HostPort("127.0.0.1", listener.sockets[0].getsockname()[1])
-            with pytest.raises(NoDonorError, match="closed"):
+            with pytest.raises((NoDonorError, ProtocolMismatchError), match="closed"):
                 await set_draining(address, client_config(), True)
         assert connections == 1
         assert not relay.authorizations
@@ -263,9 +263,7 @@ async def test_nothing_that_is_said_is_on_the_wire_in_plain_text(
         Splice(w.address).running() as splice,
         asyncio.timeout(WAIT_S),
     ):
-        async with await connect(
-            splice.address, IDENTITY, client_config(), Handler()
-        ) as session:
+        async with await connect(splice.address, IDENTITY, client_config(), Handler()) as session:
             lease = await session.lease(1)
             said += [lease.token, lease.reclaim, session.welcome.incarnation]
             await session.map(lease.lease, 0)
@@ -343,7 +341,7 @@ async def test_a_donor_with_an_older_tls_gets_no_request(
     try:
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls.context).start()
         address = HostPort("127.0.0.1", runner.addresses[0][1])
-        with pytest.raises(ProtocolMismatchError, match="does not speak TLS"):
+        with pytest.raises(ProtocolMismatchError, match="not an Infiniswap control port"):
             await ask(address)
         assert not asked
         for _ in range(16):  # until its end has noticed

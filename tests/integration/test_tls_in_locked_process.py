@@ -10,11 +10,12 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 from support.donors.donor_world import IDENTITY, SECRET, WAIT_S, Handler, client_config, raw, world
-from support.donors.hostile_donor import hostile
+from support.donors.hostile_donor import fall_silent, hostile
 
 from infiniswap.control import tls
 from infiniswap.control.client import connect, fetch_status
@@ -45,8 +46,9 @@ def audit(event, args):
 
 async def attempt(address, config, said):
     try:
-        async with await connect(address, identity, config, QuietHandler(), peer=address.host) as it:
-            await it.memory()
+        handler, peer = QuietHandler(), address.host
+        async with await connect(address, identity, config, handler, peer=peer) as session:
+            await session.memory()
             said.append("served")
     except InfiniswapError as error:
         said.append(error.what)
@@ -170,14 +172,10 @@ async def test_a_session_takes_little_memory() -> None:
 async def test_what_a_peer_does_not_read_is_kept_to_a_bound() -> None:
     """At both ends: a Python that does not look at our bounds any more would show here."""
     async with world() as w, raw(w) as ws:
-        server = w.donor.server._port._runner.server  # type: ignore[union-attr]
-        assert server is not None
-        (handler,) = server.connections
-        transports = [handler.transport, ws._response.connection.transport]  # type: ignore[union-attr]
-        for transport in transports:
-            assert transport is not None
+        (handler,) = cast(Any, w.donor.server._port._runner).server.connections
+        for transport in (handler.transport, cast(Any, ws)._response.connection.transport):
             assert transport.get_write_buffer_limits() == (8 * KIB, 32 * KIB)
-            assert transport.get_read_buffer_limits() == (8 * KIB, 32 * KIB)  # type: ignore[attr-defined]
+            assert transport.get_read_buffer_limits() == (8 * KIB, 32 * KIB)
 
 
 def sockets_to(address: HostPort) -> int:
@@ -192,11 +190,7 @@ def sockets_to(address: HostPort) -> int:
 
 
 async def deaf(ws: web.WebSocketResponse) -> None:
-    """Takes no word any more, and answers none."""
-    transport = ws._req.transport  # type: ignore[union-attr]
-    assert transport is not None
-    transport.pause_reading()  # type: ignore[attr-defined]
-    await asyncio.Event().wait()
+    await fall_silent(cast(Any, ws)._req.transport)
 
 
 async def a_session(address: HostPort) -> None:

@@ -114,7 +114,8 @@ def _of_an_authority(key: rsa.RSAPrivateKey) -> bytes:
     """The certificate of that key in PEM form, and of who signed it."""
     authority = rsa.generate_private_key(65537, 2048)
     names = [
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("donor", "authority")
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        for name in ("donor", "authority")
     ]
     made = b""
     for subject, public in ((names[0], key.public_key()), (names[1], authority.public_key())):
@@ -127,9 +128,7 @@ def _of_an_authority(key: rsa.RSAPrivateKey) -> bytes:
     return made
 
 
-def _private(
-    key: rsa.RSAPrivateKey, encryption: serialization.KeySerializationEncryption
-) -> bytes:
+def _private(key: rsa.RSAPrivateKey, encryption: serialization.KeySerializationEncryption) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
     )

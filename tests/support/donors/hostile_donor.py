@@ -148,9 +148,7 @@ class HostileDonor:
 
     async def _heard(self, request: web.Request) -> None:
         if self.is_silent:
-            assert request.transport is not None
-            request.transport.pause_reading()  # type: ignore[attr-defined]
-            await asyncio.Event().wait()
+            await fall_silent(request.transport)
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         # In pieces, so that what this process holds is what the consumer holds.
@@ -198,6 +196,16 @@ class HostileDonor:
 
 async def _say(ws: web.WebSocketResponse, message: Any) -> None:
     await ws.send_str(m.encode(message).decode())
+
+
+async def fall_silent(transport: asyncio.Transport | None) -> None:
+    """Takes no word any more, and answers none; until cancelled."""
+    assert transport is not None
+    transport.pause_reading()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        transport.abort()
 
 
 async def quiet(ws: web.WebSocketResponse) -> None:
