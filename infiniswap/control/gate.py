@@ -101,11 +101,10 @@ class Gate:
             del self._by_host[peer]
         return protocol
 
-    def wait(self, inner: asyncio.Protocol, end: Callable[[str], None]) -> None:
-        """The connection with that protocol has begun; `end` ends it, and counts that."""
+    def wait(self, inner: asyncio.Protocol, end: Callable[[], None]) -> None:
+        """The connection with that protocol has begun; `end` ends it when its time is up."""
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self.request_s, end, "connections_idle_closed")
-        self._until_asked[inner] = timer
+        self._until_asked[inner] = loop.call_later(self.request_s, end)
 
     def asked(self, inner: asyncio.Protocol) -> None:
         """The first request has come over the connection with that protocol, or it is gone."""
@@ -162,7 +161,7 @@ class _Counted(asyncio.BufferedProtocol):
             self._refuse(transport)
             return
         self._inner = inner
-        self._gate.wait(inner, self._end)
+        self._gate.wait(inner, self._end_idle)
         if self._gate.tls is None:
             self._plain = inner
             inner.connection_made(transport)
@@ -180,8 +179,13 @@ class _Counted(asyncio.BufferedProtocol):
         self._lingering = asyncio.get_running_loop().call_later(_SHUTDOWN_S, transport.abort)
         transport.write_eof()
 
-    def _end(self, counter: str) -> None:
-        self._gate.counters[counter] += 1
+    def _end_idle(self) -> None:
+        self._gate.counters["connections_idle_closed"] += 1
+        assert self._transport is not None
+        self._transport.abort()
+
+    def _end_unread(self) -> None:
+        self._gate.counters["connections_unread_closed"] += 1
         assert self._transport is not None
         self._transport.abort()
 
@@ -256,7 +260,7 @@ class _Counted(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         loop = asyncio.get_running_loop()
-        self._unread = loop.call_later(self._gate.request_s, self._end, "connections_unread_closed")
+        self._unread = loop.call_later(self._gate.request_s, self._end_unread)
         inner = self._plain or self._tls
         if inner is not None:
             inner.pause_writing()

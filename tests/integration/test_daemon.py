@@ -29,7 +29,7 @@ from infiniswap.control.client import (
 )
 from infiniswap.control.local import LocalPort, fetch_local_status
 from infiniswap.errors import NoDonorError, WrongSecretError
-from infiniswap.keys import Keys
+from infiniswap.keys import Keys, parse
 from infiniswap.secret import host_keys, write_secret
 from infiniswap.units import MIB, HostPort, parse_host_port
 
@@ -274,8 +274,7 @@ async def test_an_ordinary_user_lends_and_borrows_without_a_secret(
     cluster.env |= {"HOME": str(home), "XDG_STATE_HOME": ""}
     daemon = await asyncio.to_thread(cluster.donor, "--slab", "1M", pool="16M", prefix=NOBODY)
     state = home / ".local/state/infiniswap"
-    assert (state / "host-secret").exists()
-    keys = host_keys(state)
+    keys = parse((state / "host-secret").read_bytes().strip())
     config = ClientConfig(keys, connect_s=WAIT_S, request_s=WAIT_S)
     async with await connect(control(daemon), IDENTITY, config, QuietHandler()) as session:
         await session.lease(1)
