@@ -149,6 +149,29 @@ TEST(a_donor_wins_a_tie_and_is_asked_once)
 	CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 1), ISWI_SPEED_BACKUP_MEASURED);
 }
 
+/* Its other reads are no reason to leave it, unless they wait for the link. */
+TEST(a_donor_that_is_quick_alone_keeps_its_reads)
+{
+	static const struct {
+		uint64_t alone_us, with_others_us;
+		enum iswi_speed_choice choice;
+	} donors[] = {
+		{40, 300, ISWI_SPEED_DONOR},   {119, 300, ISWI_SPEED_DONOR},
+		{121, 300, ISWI_SPEED_BACKUP}, {40, 999, ISWI_SPEED_DONOR},
+		{40, 1001, ISWI_SPEED_BACKUP},
+	};
+
+	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(donors); i++) {
+		struct iswi_speed donor = {.measure_ns = 1}, backup = {.measure_ns = 1};
+
+		took(&donor, 1, donors[i].alone_us);
+		took(&donor, 16, donors[i].with_others_us);
+		took(&backup, 1, 60);
+		iswi_speed_begin(&donor, 15);
+		CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 0), donors[i].choice);
+	}
+}
+
 TEST(one_measures_at_a_time_and_then_there_is_a_pause)
 {
 	struct iswi_speed s = {0};
