@@ -96,9 +96,15 @@ class Results:
 
     @property
     def donors_share(self) -> float | None:
-        """Part of the page-in bytes that donors served; None when nothing was paged in."""
-        paged_in = self.leg(INFINISWAP).page_in_bytes
-        return self.donors_read_bytes / paged_in if paged_in else None
+        """Part of the page-in bytes that donors served; None when nothing was paged in.
+
+        Donors also send pages that are read ahead in vain, or a second time: so no more counts
+        than what came from nowhere else.
+        """
+        leg = self.leg(INFINISWAP)
+        elsewhere = leg.page_in_staging_bytes + leg.page_in_disk_bytes
+        served = min(self.donors_read_bytes, leg.page_in_bytes - elsewhere)
+        return served / leg.page_in_bytes if leg.page_in_bytes else None
 
     @property
     def disk_share(self) -> float | None:

@@ -57,6 +57,13 @@ def with_leg(changed: Leg) -> Results:
     )
 
 
+def test_pages_read_ahead_in_vain_are_no_page_ins() -> None:
+    busy = (Served("donor-1", 900 * MIB, 500 * MIB),)
+    own = leg(INFINISWAP, page_in_staging_bytes=16 * MIB, page_in_disk_bytes=8 * MIB)
+    assert demo(donors=busy).donors_share == 1.0
+    assert replace(with_leg(own), donors=busy).donors_share == pytest.approx(0.97)
+
+
 def test_a_demo_at_or_above_its_floors_passes() -> None:
     assert results.failures(demo()) == []
     at_floor = demo(
