@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sealing: AES-256-GCM (NIST SP 800-38D) with nonces of 96 bits and tags of 128 bits, behind one
+ * table that each cryptographic library implements.
+ *
+ * A sealer holds several keys, each at a number of its own. Everything it needs is allocated by
+ * make: keying, sealing and opening neither allocate nor wait for another thread.
+ */
+#ifndef ISWI_SEAL_SEAL_H
+#define ISWI_SEAL_SEAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "isw.h"
+
+#define ISWI_SEAL_KEY_BYTES   32u
+#define ISWI_SEAL_NONCE_BYTES 12u
+#define ISWI_SEAL_TAG_BYTES   16u
+
+struct iswi_sealer; /* of the library that made it */
+
+/* What is sealed or opened; `in` and `out` may be the same memory. All borrowed. */
+struct iswi_sealing {
+	uint32_t key; /* its number */
+	unsigned char nonce[ISWI_SEAL_NONCE_BYTES];
+	const void *data; /* authenticated, not sealed */
+	size_t data_bytes;
+	const void *in;
+	void *out;
+	size_t bytes;
+};
+
+/* All members are required. Each library's table is immutable. */
+struct iswi_seal_ops {
+	const char *name;
+	/*
+	 * A sealer with room for so many keys. Its memory is left out of core dumps and of
+	 * children. Any thread, may block. -ENOTSUP: library or processor lacks something; -ENOMEM.
+	 */
+	int (*make)(uint32_t keys, struct iswi_sealer **sealer_out);
+	/* Accepts NULL. Keys are overwritten. */
+	void (*destroy)(struct iswi_sealer *sealer);
+	/* Copies the key. While nobody uses this number. */
+	void (*set_key)(struct iswi_sealer *sealer, uint32_t number, const unsigned char *key);
+	/* Any number of threads at once. */
+	void (*seal)(struct iswi_sealer *sealer, const struct iswi_sealing *what,
+		     unsigned char *tag_out);
+	/* Likewise. False: the bytes are not what was sealed, and `out` is zeros. */
+	bool (*open)(struct iswi_sealer *sealer, const struct iswi_sealing *what,
+		     const unsigned char *tag);
+};
+
+/*
+ * The fastest of the libraries that this build and this host have, among those that pass a
+ * self-test with published vectors. NULL: there is none, and the error says what to install.
+ * Takes a few milliseconds; any thread, may block.
+ */
+const struct iswi_seal_ops *iswi_seal_choose(struct isw_error *error);
+
+/* Compares without telling by its duration where the difference is. */
+bool iswi_seal_tags_equal(const unsigned char *a, const unsigned char *b);
+/* Zeros that the compiler does not leave out. */
+void iswi_seal_forget(void *secret, size_t bytes);
+
+#endif
