@@ -14,6 +14,7 @@ from infiniswap.cli.doctor.finding import Finding, degraded, good, missing
 from infiniswap.config import Config
 from infiniswap.device.frontends import FRONT_ENDS, Places
 from infiniswap.device.frontends.base import Condition, FrontEnd
+from infiniswap.engine.seal import SealKeys
 from infiniswap.errors import UnavailableError
 from infiniswap.rights import has, lacking, way_to
 from infiniswap.system.files import PROC, SYS, read_text, try_read_text
@@ -80,12 +81,14 @@ def library() -> Iterator[Finding]:
             )
 
 
-def seal(config: Config) -> Iterator[Finding]:
+def seal(config: Config, keys: SealKeys | None = None) -> Iterator[Finding]:
     """Which library seals pages."""
     try:
-        from infiniswap.engine.native_seal import NativeSealKeys
+        if keys is None:
+            from infiniswap.engine.native_seal import NativeSealKeys
 
-        library = NativeSealKeys().library()
+            keys = NativeSealKeys()
+        library = keys.library()
     except ImportError:
         return  # `library` says so
     except UnavailableError as error:
