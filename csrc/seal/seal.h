@@ -59,6 +59,8 @@ struct iswi_seal_ops {
  */
 const struct iswi_seal_ops *iswi_seal_choose(struct isw_error *error);
 
+/* The key behind the descriptor; the caller forgets it. -EBADF: there is none. */
+int iswi_seal_key_read(int32_t fd, unsigned char *key_out, struct isw_error *error);
 /* Compares without telling by its duration where the difference is. */
 bool iswi_seal_tags_equal(const unsigned char *a, const unsigned char *b);
 /* Zeros that the compiler does not leave out. */

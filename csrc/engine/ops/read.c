@@ -29,7 +29,7 @@ struct read_run {
 	enum source source;
 	uint64_t page;
 	uint32_t pages;
-	uint32_t place; /* FROM_REMOTE, QUICKER, PAST_REMOTE: of the slab */
+	uint32_t place;  /* FROM_REMOTE, QUICKER, PAST_REMOTE: of the slab */
 	uint64_t number; /* of its first page's seal */
 };
 

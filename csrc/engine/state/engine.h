@@ -142,7 +142,7 @@ struct isw_engine {
 	/* Of the newest version; shard lock. One of the two, as the device seals or not. */
 	atomic_uint *crc;
 	struct iswi_kept_seal *seals;
-	struct iswi_record *records;                /* one a remote; control lock */
+	struct iswi_record *records; /* one a remote; control lock */
 	struct iswi_descriptor *slots;
 	unsigned char *staging;
 
