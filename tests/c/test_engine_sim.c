@@ -19,6 +19,7 @@
 
 #include "engine/state/ahead.h"
 #include "isw.h"
+#include "seal_fixture.h"
 #include "sim/sim.h"
 #include "sim_donor.h"
 
@@ -544,8 +545,7 @@ static void check_ahead(struct world *w)
 				continue;
 			if (!iswi_bit(e->remote_valid, page))
 				fail(w, "read ahead and not remote-valid", page, i);
-			if (!g->reading && iswi_crc32c(iswi_ahead_data(g, page), ISW_PAGE_BYTES) !=
-						   iswi_kept32(&e->crc[page]))
+			if (!g->reading && !is_newest(e, page, iswi_ahead_data(g, page)))
 				fail(w, "outdated, and still read ahead", page, i);
 		}
 	}
@@ -650,7 +650,9 @@ static void start(struct world *w, uint64_t seed, uint32_t staging)
 		.hedge_us_min = w->hedges,
 		.flags = (w->lossless ? ISW_ENGINE_NO_BACKUP : 0) |
 			 (w->seed / 2 % 2 ? ISW_ENGINE_READ_AHEAD : 0) |
-			 (w->seed / 4 % 2 ? ISW_ENGINE_QUICKER : 0),
+			 (w->seed / 4 % 2 ? ISW_ENGINE_QUICKER : 0) |
+			 (w->seed / 8 % 2 ? test_seal_flag() : 0),
+		.seal_key_fd = test_key_fd(),
 	};
 	if (isw_sim_create(&w->config, &w->engine, &error))
 		fail(w, error.text, 0, 0);
