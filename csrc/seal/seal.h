@@ -52,12 +52,6 @@ struct iswi_seal_ops {
 		     const unsigned char *tag);
 };
 
-/*
- * The fastest of the libraries that this build and this host have, among those that pass a
- * self-test with published vectors. NULL: there is none, and the error says what to install.
- * Takes a few milliseconds; any thread, may block.
- */
-const struct iswi_seal_ops *iswi_seal_choose(struct isw_error *error);
 /* The libraries of this build, whether they work here or not; a NULL ends the list. */
 const struct iswi_seal_ops *const *iswi_seal_libraries(void);
 /* What iswi_seal_choose does, among these. */
@@ -72,10 +66,18 @@ extern const struct iswi_seal_ops iswi_seal_ipsec_mb;
 #endif
 
 /*
- * Copies the device key that a descriptor of isw_seal_key_make names. The caller forgets the copy.
- * -EBADF: another descriptor, or a key that was forgotten. May block.
+ * The fastest of the libraries that this build and this host have, among those that pass a
+ * self-test with published vectors. NULL: there is none, and the error says what to install.
+ * Takes a few milliseconds; any thread, may block.
  */
+const struct iswi_seal_ops *iswi_seal_choose(struct isw_error *error);
+
+/* The key behind the descriptor; the caller forgets it. -EBADF: there is none. */
 int iswi_seal_key_read(int32_t fd, unsigned char *key_out, struct isw_error *error);
+/* Compares without telling by its duration where the difference is. */
+bool iswi_seal_tags_equal(const unsigned char *a, const unsigned char *b);
+/* Zeros that the compiler does not leave out. */
+void iswi_seal_forget(void *secret, size_t bytes);
 
 /*
  * Zeroed memory for a sealer: whole pages, left out of core dumps and of children, and locked where
@@ -84,12 +86,5 @@ int iswi_seal_key_read(int32_t fd, unsigned char *key_out, struct isw_error *err
 int iswi_seal_memory_make(size_t bytes, void **memory_out);
 /* Overwrites it first. */
 void iswi_seal_memory_end(void *memory, size_t bytes);
-
-/* The key behind the descriptor; the caller forgets it. -EBADF: there is none. */
-int iswi_seal_key_read(int32_t fd, unsigned char *key_out, struct isw_error *error);
-/* Compares without telling by its duration where the difference is. */
-bool iswi_seal_tags_equal(const unsigned char *a, const unsigned char *b);
-/* Zeros that the compiler does not leave out. */
-void iswi_seal_forget(void *secret, size_t bytes);
 
 #endif
