@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 from dataclasses import dataclass, field
 from random import Random
@@ -16,6 +17,7 @@ from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.device.slabs.mapper import SlabMapper
+from infiniswap.engine.native_seal import NativeSealKeys
 from infiniswap.engine.protocol import EngineConfig
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
@@ -103,6 +105,7 @@ class SimDevice:
         self._values = 0
         self._clock = 0
         self.pages = Pages(slabs * SLAB_PAGES - 3)
+        key = NativeSealKeys().make() if rng.random() < 0.5 else -1
         self.engine = CoupledEngine(
             self.name,
             EngineConfig(
@@ -117,10 +120,13 @@ class SimDevice:
                 no_backup=not has_backup,
                 read_ahead=rng.random() < 0.5,
                 quicker=rng.random() < 0.5,
+                seal_key_fd=key,
             ),
             lambda config: world.dial(self, config),
             self._broken,
         )
+        if key >= 0:
+            os.close(key)
         self._fd = self.engine.eventfd
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
