@@ -277,6 +277,8 @@ def _default_text(kind: type[Any], entry: dataclasses.Field[Any]) -> str:
         return str(value)
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, bool):
+        return str(value).lower()
     assert get_type_hints(kind)[entry.name] in (int, str, int | None)
     return str(value)
 

@@ -129,6 +129,15 @@ def test_a_refused_oom_score_is_a_named_degraded_state(tmp_path: Path) -> None:
     assert "-1000" in str(degraded)
 
 
+def test_a_process_that_leaves_no_core_leaves_none_to_a_program_either() -> None:
+    code = (
+        "from infiniswap.system.process import leave_no_core; leave_no_core(); import resource; "
+        "print(*resource.getrlimit(resource.RLIMIT_CORE), open('/proc/self/coredump_filter').read())"
+    )
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1", "00000000"]
+
+
 def test_the_start_time_names_a_process() -> None:
     child = subprocess.Popen([PYTHON, "-c", "input()"], stdin=subprocess.PIPE)
     try:
