@@ -5,8 +5,7 @@
  * It is memfd_secret(2) memory where the kernel has that: the kernel itself does not map it, never
  * swaps it, and leaves it out of core dumps. (While such memory exists the host does not hibernate,
  * which would write it to disk.) Elsewhere it is a memfd: tmpfs memory, which the kernel may swap
- * while no process has it locked. Here it is locked for as long as it is mapped, and a sealer keeps
- * its own, locked copy.
+ * while no process has it locked. An engine therefore holds it locked for as long as it lives.
  *
  * A key on disk is sealed with a host's key: nonce, sealed key, tag.
  */
@@ -182,6 +181,22 @@ int iswi_seal_key_read(int32_t fd, unsigned char *key_out, struct isw_error *err
 	memcpy(key_out, page->key, sizeof(page->key));
 	munmap(page, ISW_PAGE_BYTES);
 	return 0;
+}
+
+int iswi_seal_key_hold(int32_t fd, void **held_out, struct isw_error *error)
+{
+	struct key_page *page;
+	int code = map_key(fd, &page, error);
+
+	if (code == 0)
+		*held_out = page;
+	return code;
+}
+
+void iswi_seal_key_let_go(void *held)
+{
+	if (held != NULL)
+		munmap(held, ISW_PAGE_BYTES);
 }
 
 int isw_seal_key_forget(int32_t fd)

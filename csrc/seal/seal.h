@@ -74,6 +74,9 @@ const struct iswi_seal_ops *iswi_seal_choose(struct isw_error *error);
 
 /* The key behind the descriptor; the caller forgets it. -EBADF: there is none. */
 int iswi_seal_key_read(int32_t fd, unsigned char *key_out, struct isw_error *error);
+/* Keeps its memory locked until it is let go. -EBADF. let_go accepts NULL. */
+int iswi_seal_key_hold(int32_t fd, void **held_out, struct isw_error *error);
+void iswi_seal_key_let_go(void *held);
 /* Compares without telling by its duration where the difference is. */
 bool iswi_seal_tags_equal(const unsigned char *a, const unsigned char *b);
 /* Zeros that the compiler does not leave out. */

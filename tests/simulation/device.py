@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import functools
 import select
 from dataclasses import dataclass, field
 from random import Random
@@ -45,6 +45,12 @@ _GOOD = (
 )
 _BAD = (lib.ISW_STEP_REMOTE_FAIL, lib.ISW_STEP_REMOTE_TEAR, lib.ISW_STEP_REMOTE_DOWN)
 _WRITES = (lib.ISW_SIM_WRITE, lib.ISW_SIM_TRIM, lib.ISW_SIM_ZERO)
+
+
+@functools.cache
+def seal_key() -> int:
+    """A key of all simulated devices that seal their pages: every second one."""
+    return NativeSealKeys().make()
 
 
 class Link(DonorLink):
@@ -105,7 +111,6 @@ class SimDevice:
         self._values = 0
         self._clock = 0
         self.pages = Pages(slabs * SLAB_PAGES - 3)
-        key = NativeSealKeys().make() if rng.random() < 0.5 else -1
         self.engine = CoupledEngine(
             self.name,
             EngineConfig(
@@ -120,13 +125,11 @@ class SimDevice:
                 no_backup=not has_backup,
                 read_ahead=rng.random() < 0.5,
                 quicker=rng.random() < 0.5,
-                seal_key_fd=key,
+                seal_key_fd=seal_key() if (world.seed + number) % 2 else -1,
             ),
             lambda config: world.dial(self, config),
             self._broken,
         )
-        if key >= 0:
-            os.close(key)
         self._fd = self.engine.eventfd
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)

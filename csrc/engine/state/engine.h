@@ -130,6 +130,7 @@ struct isw_engine {
 
 	const struct iswi_seal_ops *seal_ops;
 	struct iswi_sealer *sealer; /* NULL: pages are not sealed */
+	void *key_held;             /* see iswi_seal_key_hold */
 
 	struct iswi_arena_header *arena;
 	uint64_t arena_bytes;

@@ -23,7 +23,9 @@ int iswi_seal_create(struct isw_engine *e, struct isw_error *error)
 	e->seal_ops = iswi_seal_choose(error);
 	if (!e->seal_ops)
 		return -ENOTSUP;
-	code = iswi_seal_key_read(e->config.seal_key_fd, key, error);
+	code = iswi_seal_key_hold(e->config.seal_key_fd, &e->key_held, error);
+	if (!code)
+		code = iswi_seal_key_read(e->config.seal_key_fd, key, error);
 	if (code)
 		return code;
 	code = e->seal_ops->make(ISWI_KEYS, &e->sealer);
@@ -40,6 +42,7 @@ void iswi_seal_destroy(struct isw_engine *e)
 {
 	if (e->seal_ops)
 		e->seal_ops->destroy(e->sealer);
+	iswi_seal_key_let_go(e->key_held);
 }
 
 void iswi_seal_derive(struct isw_engine *e, uint32_t number, const unsigned char *salt)
