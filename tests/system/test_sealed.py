@@ -82,7 +82,7 @@ class Wire:
 
 
 def has(path: Path, marker: bytes) -> bool:
-    """Whether a file has it; a page begins with it, so a piece that begins with a page is enough."""
+    """Whether a file has it. A page has it 128 times: a border of pieces does not hide it."""
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             if marker in chunk:
