@@ -189,7 +189,7 @@ def make_host_key(path: Path) -> None:
 
 
 def read_host_key(path: Path) -> bytearray:
-    """This host's key, which the caller overwrites after use.
+    """This host's key, which the caller overwrites after use (forget_key).
 
     Raises:
         ConfigError: there is none, it has another size, or others may read or change it.
@@ -211,6 +211,11 @@ def read_host_key(path: Path) -> bytearray:
             mend="Restore that file. Without it the contents of stopped devices cannot be read.",
         )
     return key
+
+
+def forget_key(key: bytearray) -> None:
+    """Overwrites it."""
+    key[:] = bytes(len(key))
 
 
 def read_password(path: Path) -> str:

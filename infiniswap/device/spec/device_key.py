@@ -23,7 +23,7 @@ from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.seal import SealKeys
 from infiniswap.errors import BackupError, EngineError, from_oserror
-from infiniswap.secret import make_host_key, read_host_key
+from infiniswap.secret import forget_key, make_host_key, read_host_key
 from infiniswap.system.files import replace_file, sync_directory
 from infiniswap.system.process import Degraded
 
@@ -191,7 +191,7 @@ def _host_key(spec: DeviceSpec, *, make: bool = False) -> Iterator[bytearray]:
     try:
         yield key
     finally:
-        key[:] = bytes(len(key))
+        forget_key(key)
 
 
 def _not_sealed(spec: DeviceSpec) -> Degraded:
