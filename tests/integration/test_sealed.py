@@ -91,9 +91,7 @@ def test_contents_outlive_stops_and_nothing_of_them_lies_on_the_disk_in_clear(
 
 
 @pytest.mark.parametrize("seal", ["true", "false"])
-def test_kept_contents_stay_as_they_were_begun(
-    cluster: Cluster, tmp_path: Path, seal: str
-) -> None:
+def test_kept_contents_stay_as_they_were_begun(cluster: Cluster, tmp_path: Path, seal: str) -> None:
     """Whatever the configuration says later, as after an upgrade of a release without seals."""
     cluster.donor()
     cluster.env["INFINISWAP_DEVICE_SEAL"] = seal

@@ -304,7 +304,7 @@ async def test_bad_pages_expel_a_donor_only_where_there_are_other_copies(
     """Who changes bits on the way could make any donor look bad, and all of them in turn."""
     shut_down: list[int] = []
     engine, keeper = Engine(), Keeper(drained=True)
-    engine.remote_shutdown = shut_down.append  # type: ignore[method-assign]
+    cast(Any, engine).remote_shutdown = shut_down.append
     link = make(Session(), keeper, engine, has_backup=has_backup)
     for page in range(15):
         link.bad_page(page)

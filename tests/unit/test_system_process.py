@@ -131,8 +131,9 @@ def test_a_refused_oom_score_is_a_named_degraded_state(tmp_path: Path) -> None:
 
 def test_a_process_that_leaves_no_core_leaves_none_to_a_program_either() -> None:
     code = (
-        "from infiniswap.system.process import leave_no_core; leave_no_core(); import resource; "
-        "print(*resource.getrlimit(resource.RLIMIT_CORE), open('/proc/self/coredump_filter').read())"
+        "from infiniswap.system.process import leave_no_core; leave_no_core(); "
+        "import resource; print(*resource.getrlimit(resource.RLIMIT_CORE), "
+        "open('/proc/self/coredump_filter').read())"
     )
     done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "1", "00000000"]

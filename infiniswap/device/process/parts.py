@@ -25,9 +25,9 @@ from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.frontends.taken_away import TakenAway
 from infiniswap.device.off_loop import run_to_end
 from infiniswap.device.process.runs import Runs
+from infiniswap.device.process.tend import tend_key
 from infiniswap.device.slabs.finder import Finder
 from infiniswap.device.slabs.mapper import SlabMapper
-from infiniswap.device.process.tend import tend_key
 from infiniswap.device.spec import contents, rundir
 from infiniswap.device.spec.device_key import DeviceKey
 from infiniswap.device.spec.spec import DeviceSpec
@@ -151,17 +151,6 @@ class Parts:
             if state >= 0:
                 os.close(state)
         contents.load(self._engine, self.paths, self.spec)
-
-    def begin_contents(self) -> None:
-        """The last step before pages are written. Blocking.
-
-        Raises:
-            BackupError: what was kept cannot be used after all.
-            InfiniswapError: it cannot be recorded that the contents change.
-        """
-        contents.begin(self.paths, self.spec)
-        self.key.keep(self.paths, self.spec)
-        contents.renew_seals(self.engine, self.spec)
 
     def make_standby_engine(self, state_fd: int) -> None:
         """The engine of a standby, which takes over the state in that file later. Blocking."""

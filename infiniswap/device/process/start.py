@@ -71,7 +71,6 @@ class Start:
             parts.was_kept = parts.paths.kept.exists()
             contents.check(parts.paths, spec)
             await parts.blocking(lambda: parts.key.begin(parts.paths, spec))
-            self._tell_of_seals()
             client = parts.make_client()
             await parts.finder.begin()
             parts.warnings += await check_donors(parts.finder, spec, parts.identity, client)
@@ -85,10 +84,11 @@ class Start:
             attachment = parts.attachment = Attachment(spec, parts.paths, choice)
             rundir.write_record(parts.paths.record, spec)
             parts.begun = True
-            await parts.blocking(parts.begin_contents)
+            await parts.blocking(self._begin_contents)
             await parts.blocking(lambda: attachment.attach_device(parts.engine))
             parts.start_repairs(attachment)
             parts.succession.keep_device(spec, attachment)
+            self._tell_of_seals()
             self._make_safe(choice.frontend)
             if spec.swap:
                 await parts.blocking(attachment.attach_swap)
@@ -104,6 +104,13 @@ class Start:
             why=choice.why,
             warnings=parts.warnings,
         )
+
+    def _begin_contents(self) -> None:
+        """The last step before pages are written. Blocking."""
+        parts = self._parts
+        contents.begin(parts.paths, parts.spec)
+        parts.key.keep(parts.paths, parts.spec)
+        contents.renew_seals(parts.engine, parts.spec)
 
     def _tell_of_seals(self) -> None:
         key = self._parts.key

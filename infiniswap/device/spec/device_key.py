@@ -213,8 +213,7 @@ def _not_sealed(spec: DeviceSpec) -> Degraded:
 def _used_up(spec: DeviceSpec) -> Degraded:
     return Degraded(
         "seal-keys",
-        "pages of every key are in use, so further pages are sealed with the present one, which has "
-        "sealed 2^32 already",
+        "pages of every key are in use, so further pages are sealed with the present one, which "
+        "has sealed 2^32 already",
         f"infiniswap device stop {spec.name}, then start it again: a start makes room.",
     )
-
