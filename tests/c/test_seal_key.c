@@ -88,7 +88,7 @@ TEST_CASES(test_each_key_is_another, KERNELS, kernel)
 	close(other_fd);
 }
 
-/* Its holders can neither shrink it, so that a reader gets SIGBUS, nor run it. */
+/* Nobody who has it can shrink it, which would end its readers with SIGBUS. */
 TEST_CASES(test_its_size_stays, KERNELS, kernel)
 {
 	int32_t fd;
