@@ -32,6 +32,7 @@
 #define REQUESTS_MAX      24u
 #define STEPS             400u
 #define NEVER             UINT64_MAX
+#define SEALS             32u
 
 /* A version of a page: value 0 is zeros, others stand in every 8 bytes of the page. */
 struct version {
@@ -42,6 +43,9 @@ struct version {
 struct page {
 	struct version versions[512];
 	uint32_t count;
+	/* Of a device that seals: of the versions of late, by which the disk's bytes are known. */
+	struct iswi_seal seals[SEALS];
+	uint32_t seals_count;
 };
 
 struct request {
@@ -150,6 +154,37 @@ static void check_read(struct world *w, const struct request *r)
 	}
 }
 
+static void note_seals(struct world *w)
+{
+	for (uint32_t i = 0; iswi_sealed(w->engine) && i < PAGES; i++) {
+		struct page *p = &w->pages[i];
+		struct iswi_seal seal;
+
+		iswi_seal_of(w->engine, i, &seal);
+		if (!p->seals_count || p->seals[(p->seals_count - 1) % SEALS].number != seal.number)
+			p->seals[p->seals_count++ % SEALS] = seal;
+	}
+}
+
+/* What the disk has of a page; UINT64_MAX: no version of late. */
+static uint64_t value_on_disk(struct world *w, uint32_t page)
+{
+	static _Alignas(8) unsigned char opened[ISW_PAGE_BYTES];
+	const unsigned char *disk = iswi_sim_of(w->engine)->disk + page * ISW_PAGE_BYTES;
+	const struct page *p = &w->pages[page];
+	uint64_t value;
+
+	memcpy(opened, disk, sizeof(opened));
+	for (uint32_t k = p->seals_count; iswi_sealed(w->engine); k--) {
+		if (!k || k + SEALS == p->seals_count)
+			return UINT64_MAX;
+		if (iswi_seal_open(w->engine, page, &p->seals[(k - 1) % SEALS], disk, opened))
+			break;
+	}
+	memcpy(&value, opened, sizeof(value));
+	return value;
+}
+
 /* What was complete before a flush began is on the disk when it ends, or newer data is. */
 static void check_flush(struct world *w, const struct request *r)
 {
@@ -161,7 +196,7 @@ static void check_flush(struct world *w, const struct request *r)
 		/* Zeros are no bytes on the disk but a missing bit; left to the page tables. */
 		for (uint32_t k = 1; k < p->count; k++)
 			zeroed |= !p->versions[k].value;
-		memcpy(&value, iswi_sim_of(w->engine)->disk + i * ISW_PAGE_BYTES, sizeof(value));
+		value = value_on_disk(w, i);
 		if (!zeroed && !may_read(p, 0, r->submitted) && !may_read(p, value, r->submitted))
 			fail(w, "a flush ended before its data was on the disk", i, value);
 	}
@@ -171,6 +206,7 @@ static void reap(struct world *w)
 {
 	struct isw_sim_request done;
 
+	note_seals(w);
 	while (isw_sim_reap(w->engine, &done, w->buffer, sizeof(w->buffer))) {
 		struct request *r = NULL;
 

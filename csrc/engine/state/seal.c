@@ -77,8 +77,9 @@ int iswi_epoch_begin(struct isw_engine *e)
 	memcpy(e->arena->epochs[number].salt, salt, sizeof(salt));
 	iswi_keep32(&e->arena->epochs[number].used, 1);
 	iswi_seal_derive(e, number, salt);
-	/* From here on pages are sealed with it. */
-	iswi_keep64(&e->arena->next_nonce, (uint64_t)number << ISWI_EPOCH_SHIFT);
+	/* From here on pages are sealed with it. No nonce is 0, as the seals of unwritten pages
+	 * are. */
+	iswi_keep64(&e->arena->next_nonce, (uint64_t)number << ISWI_EPOCH_SHIFT | 1);
 	return 0;
 }
 
