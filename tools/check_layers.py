@@ -8,11 +8,11 @@ system → discovery → donor, device → demo → cli; each may import what st
 shipped for tests and imported by nothing else. Programs are started in one place (SPAWNERS), which
 gives them nothing that another user may have prepared.
 
-C: util → wire, verbs, seal → transport, store → engine → frontend → api, and inside the engine state →
-backup, remote → ops; of the engine a front end sees only engine/request.h, and never a transport's
-header. The holder stands on util alone, the simulator (sim) on the engine, and nothing on that. In
-the engine no two files call each other, however long the way round: what must be told to whom came
-before is a pointer that is set by whom it is told to.
+C: util → wire, verbs, seal → transport, store → engine → frontend → api, and inside the engine
+state → backup, remote → ops; of the engine a front end sees only engine/request.h, and never a
+transport's header. The holder stands on util alone, the simulator (sim) on the engine, and nothing
+on that. In the engine no two files call each other, however long the way round: what must be told
+to whom came before is a pointer that is set by whom it is told to.
 
 Run it from anywhere; prints each fault as `file:line: text`, exits 1 when there is one.
 """
