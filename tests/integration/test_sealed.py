@@ -26,14 +26,19 @@ PAGE = 7
 
 
 @pytest.fixture
-def stopped(cluster: Cluster, tmp_path: Path) -> tuple[Device, Copied]:
+def stopped(shared_cluster: Cluster, tmp_path: Path) -> tuple[Device, Copied]:
     """A device that has been stopped, with its contents kept."""
-    cluster.donor()
-    device = cluster.start("--frontend", "nbd-socket", size=str(SIZE))
+    device = shared_cluster.start("--frontend", "nbd-socket", size=str(SIZE))
     contents = Copied(device, tmp_path)
     contents.fill(SIZE)
     device.stop()
     return device, contents
+
+
+def files(device: Device) -> dict[str, bytes]:
+    """What a stopped device has left, by its kind."""
+    found = device.backup.parent.glob(f"{device.name}.*")
+    return {path.suffix.removeprefix("."): path.read_bytes() for path in found}
 
 
 def kept(device: Device, kind: str) -> Path:
@@ -55,14 +60,14 @@ def start(device: Device, *args: str, **changes: str) -> None:
 
 def refused(device: Device, code: int, *words: str) -> None:
     """That it does not start, and why; nothing is attached or changed."""
-    files = {path: path.stat().st_mtime_ns for path in device.backup.parent.iterdir()}
+    before = files(device)
     done = device.cluster.cli("device", "start", device.name)
     assert done.returncode == code, done.stderr
     for word in words:
         assert word in done.stderr
     assert "Traceback" not in done.stderr
     assert not device.run.exists()
-    assert {path: path.stat().st_mtime_ns for path in device.backup.parent.iterdir()} == files
+    assert files(device) == before
 
 
 def test_contents_outlive_stops_and_nothing_of_them_lies_on_the_disk_in_clear(
@@ -71,10 +76,9 @@ def test_contents_outlive_stops_and_nothing_of_them_lies_on_the_disk_in_clear(
     device, contents = stopped
     original = (tmp_path / "original").read_bytes()
     for _ in range(2):
-        assert {path.name.removeprefix(f"{device.name}.") for path in device.backup.parent.iterdir()} == {
-            *("backup", "device", "key", "tables"),
-        }  # fmt: skip
-        backup = device.backup.read_bytes()
+        found = files(device)
+        assert set(found) == {"backup", "device", "key", "tables"}
+        backup = found["backup"]
         assert not any(
             original[at : at + PAGE_BYTES] == backup[at : at + PAGE_BYTES]
             for at in range(0, SIZE, PAGE_BYTES)
@@ -87,15 +91,17 @@ def test_contents_outlive_stops_and_nothing_of_them_lies_on_the_disk_in_clear(
         assert "sealed" in device.log
         device.stop()
     device.remove()
-    assert not list(device.backup.parent.iterdir())
+    assert not files(device)
 
 
 @pytest.mark.parametrize("seal", ["true", "false"])
-def test_kept_contents_stay_as_they_were_begun(cluster: Cluster, tmp_path: Path, seal: str) -> None:
+def test_kept_contents_stay_as_they_were_begun(
+    shared_cluster: Cluster, tmp_path: Path, seal: str
+) -> None:
     """Whatever the configuration says later, as after an upgrade of a release without seals."""
-    cluster.donor()
-    cluster.env["INFINISWAP_DEVICE_SEAL"] = seal
-    device = cluster.start("--frontend", "nbd-socket", size=str(SIZE))
+    begun = {"INFINISWAP_DEVICE_SEAL": seal}
+    other = {"INFINISWAP_DEVICE_SEAL": "false" if seal == "true" else "true"}
+    device = shared_cluster.start("--frontend", "nbd-socket", size=str(SIZE), **begun)
     contents = Copied(device, tmp_path)
     contents.fill(SIZE)
     device.stop()
@@ -104,8 +110,7 @@ def test_kept_contents_stay_as_they_were_begun(cluster: Cluster, tmp_path: Path,
         record = json.loads(kept(device, "device").read_text())
         del record["seal"], record["host_key_file"], record["config"]["seal"]
         kept(device, "device").write_text(json.dumps(record))
-    cluster.env["INFINISWAP_DEVICE_SEAL"] = "false" if seal == "true" else "true"
-    done = cluster.cli("device", "start", device.name)
+    done = shared_cluster.cli("device", "start", device.name, **other)
     assert done.returncode == 0, done.stderr
     warned = f"device remove {device.name}, and start it anew" in done.stderr
     status = device.status
@@ -117,7 +122,7 @@ def test_kept_contents_stay_as_they_were_begun(cluster: Cluster, tmp_path: Path,
     done = device.command("reload")
     assert (done.returncode, "device.seal" in done.stdout + done.stderr) == (0, False)
     device.stop()
-    start(device, "--discard-contents")
+    start(device, "--discard-contents", **other)
     assert device.status["sealed"] == (seal == "false")
     device.stop()
     assert kept(device, "key").exists() == (seal == "false")
@@ -148,27 +153,25 @@ def test_tables_of_another_device_are_refused(stopped: tuple[Device, Copied]) ->
     contents.read_back()
 
 
-@pytest.mark.parametrize(
-    ("file", "harm", "code"),
-    [
-        ("key", Path.unlink, BackupError.exit_code),
-        ("key", lambda path: alter(path, 20), BackupError.exit_code),
-        ("host-key", Path.unlink, BackupError.exit_code),
-        ("host-key", lambda path: alter(path, 20), BackupError.exit_code),
-        ("host-key", lambda path: path.chmod(0o644), ConfigError.exit_code),
-    ],
+HARM: tuple[tuple[str, Callable[[Path], None], int], ...] = (
+    ("key", Path.unlink, BackupError.exit_code),
+    ("key", lambda path: alter(path, 20), BackupError.exit_code),
+    ("host-key", Path.unlink, BackupError.exit_code),
+    ("host-key", lambda path: alter(path, 20), BackupError.exit_code),
+    ("host-key", lambda path: path.chmod(0o644), ConfigError.exit_code),
 )
-def test_a_device_whose_key_cannot_be_had_is_not_attached(
-    stopped: tuple[Device, Copied], file: str, harm: Callable[[Path], None], code: int
-) -> None:
+
+
+def test_a_device_whose_key_cannot_be_had_is_not_attached(stopped: tuple[Device, Copied]) -> None:
     device, contents = stopped
     state = Path(device.cluster.env["INFINISWAP_DAEMON_STATE_DIR"])
-    path = state / file if file == "host-key" else kept(device, file)
-    whole, mode = path.read_bytes(), path.stat().st_mode
-    harm(path)
-    refused(device, code, str(path))
-    path.write_bytes(whole)
-    path.chmod(mode & 0o777)
+    for file, harm, code in HARM:
+        path = state / file if file == "host-key" else kept(device, file)
+        whole = path.read_bytes()
+        harm(path)
+        refused(device, code, str(path))
+        path.write_bytes(whole)
+        path.chmod(0o600)
     start(device)
     contents.read_back()
 
@@ -189,10 +192,9 @@ def test_an_altered_page_is_an_error_where_only_the_backup_has_it(
 
 
 def test_an_altered_page_is_read_from_the_donor_that_has_it(
-    cluster: Cluster, tmp_path: Path
+    shared_cluster: Cluster, tmp_path: Path
 ) -> None:
-    cluster.donor()
-    device = cluster.start("--frontend", "nbd-socket", size=str(SIZE))
+    device = shared_cluster.start("--frontend", "nbd-socket", size=str(SIZE))
     contents = Copied(device, tmp_path)
     contents.fill(SIZE)
     until(lambda: device.status["stats"]["staging_pages_used"] == 0, "an empty staging")
@@ -209,7 +211,9 @@ def test_an_earlier_stop_put_back_whole_is_not_noticed(
     """As docs/security.md says: nothing outside of these files tells which stop was the last."""
     device, contents = stopped
     earlier = tmp_path / "earlier"
-    shutil.copytree(device.backup.parent, earlier)
+    earlier.mkdir()
+    for path in device.backup.parent.glob(f"{device.name}.*"):
+        shutil.copy(path, earlier)
     start(device)
     other = Copied(device, tmp_path / "other")
     (tmp_path / "other").mkdir()

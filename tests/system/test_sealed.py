@@ -46,7 +46,7 @@ for at in range(0, {JOB_BYTES}, {PAGE_BYTES}):
 """A job: the marker comes by its standard input, so that no command line or environment has it."""
 
 
-class Wire:
+class Loopback:
     """Looks at every packet on the loopback interface. A context manager.
 
     Attributes:
@@ -62,7 +62,7 @@ class Wire:
         self._socket.bind(("lo", _ETH_P_ALL))
         self._socket.settimeout(0.1)
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="wire")
+        self._thread = threading.Thread(target=self._look, name="loopback")
 
     def _look(self) -> None:
         while not self._ends.is_set():
@@ -71,7 +71,7 @@ class Wire:
                 self.packets += 1
                 self.found += self._marker in packet
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> Loopback:
         self._thread.start()
         return self
 
@@ -82,7 +82,7 @@ class Wire:
 
 
 def has(path: Path, marker: bytes) -> bool:
-    """Whether a file has it; a page begins with it, so a piece that begins with a page is enough."""
+    """Whether a file has it. A page has it 128 times: a border of pieces does not hide it."""
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             if marker in chunk:
@@ -113,14 +113,14 @@ def kept_files(pid: int) -> Iterator[Path]:
             yield descriptor
 
 
-def places_with(marker: bytes, cluster: Cluster, device: Device, wire: Wire) -> set[str]:
+def places_with(marker: bytes, cluster: Cluster, device: Device, loopback: Loopback) -> set[str]:
     """Where it is found, while the job has its memory there."""
     status = device.status
     assert status["stats"]["pages_out"] > JOB_BYTES // PAGE_BYTES // 4
     assert status["pages_on_donors"] > 1000
     holder = status["succession"]["holder_pid"]
     processes = [holder, *children(holder)]
-    found = {"wire"} if wire.found else set()
+    found = {"loopback"} if loopback.found else set()
     for name, path in (
         ("backup", Path(status["backup"])),
         ("log", device.run / "log"),
@@ -166,20 +166,20 @@ def test_a_jobs_memory_is_read_by_nobody_else(cluster: Cluster, seal: str) -> No
         cluster.donor()
     marker = os.urandom(MARKER_BYTES)
     device = Device(cluster, "run")
-    with contextlib.closing(Runner(cluster)) as runner, Wire(marker) as wire:
+    with contextlib.closing(Runner(cluster)) as runner, Loopback(marker) as loopback:
         with paging_job(runner, marker) as job:
             device.wait_standby()
             assert device.status["sealed"] == (seal == "true")
-            found = places_with(marker, cluster, device, wire)
-            assert wire.packets > 1000
+            found = places_with(marker, cluster, device, loopback)
+            assert loopback.packets > 1000
             # The search finds what is there: the job itself has it.
             pids = runner.cgroup(job).pids()
             assert any(memory_has(pid, marker) for pid in pids)
         if seal == "true":
             assert not found
-            assert not wire.found
+            assert not loopback.found
         else:
-            assert found >= {"donor", "backup", "wire", "state"}
+            assert found >= {"donor", "backup", "loopback", "state"}
             assert not found & {"log", "record", "donor's log", "environ", "cmdline"}
 
 

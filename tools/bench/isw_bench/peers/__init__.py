@@ -46,7 +46,9 @@ SUITE = Suite(
         module.KEY: module
         for module in (donor, engine, sealed, swapping, page_out, compressed, process, demo)
     },
-    timed=frozenset({donor.KEY, engine.KEY, sealed.KEY, swapping.KEY, page_out.KEY, compressed.KEY}),
+    timed=frozenset(
+        {donor.KEY, engine.KEY, sealed.KEY, swapping.KEY, page_out.KEY, compressed.KEY}
+    ),
     packages=PEERS,
     options=(
         Option("--donor-size", "donor_bytes", "256M", "store of the server comparisons"),
