@@ -161,7 +161,9 @@ static void note_seals(struct world *w)
 		struct iswi_seal seal;
 
 		iswi_seal_of(w->engine, i, &seal);
-		if (!p->seals_count || p->seals[(p->seals_count - 1) % SEALS].number != seal.number)
+		/* All of it: a process may have died between its parts. */
+		if (!p->seals_count ||
+		    memcmp(&p->seals[(p->seals_count - 1) % SEALS], &seal, sizeof(seal)) != 0)
 			p->seals[p->seals_count++ % SEALS] = seal;
 	}
 }
