@@ -91,6 +91,10 @@ def _choice(default: str, *choices: str, **marks: str) -> Any:
     return _key(default, "choice", marks, choices=choices)
 
 
+def _bool(default: bool, **marks: str) -> Any:
+    return _key(default, "bool", marks)
+
+
 def _path(default: Path | None, **marks: str) -> Any:
     return _key(default, "path", marks)
 
@@ -144,8 +148,9 @@ class DaemonConfig:
     """Seconds that a lease without session and connections waits for its device."""
     state_dir: Path = _path(Path("/var/lib/infiniswap"))
     """Directory that records whether this donor is drained, and keeps its certificate and the
-    secret of a host that has no other. Users other than root who cannot write there have
-    $XDG_STATE_HOME/infiniswap (~/.local/state/infiniswap) instead."""
+    secret of a host that has no other; also the key that seals the keys of stopped devices. Users
+    other than root who cannot write there have $XDG_STATE_HOME/infiniswap
+    (~/.local/state/infiniswap) instead."""
     run_dir: Path | None = _path(Path("/run/infiniswapd"))
     """Directory of the slabs, where a restarted daemon finds them; empty: they end with it."""
     name: str = _text("")
@@ -199,6 +204,9 @@ class DeviceConfig:
     """auto: processors stay awake while pages come in (infiniswap.system.keep_awake)."""
     group: str = _text("infiniswap")
     """Group whose members may run jobs on a declared device without root; empty: nobody may."""
+    seal: bool = _bool(True)
+    """true: pages are sealed (AES-256-GCM) before they leave the device's process, so that donors,
+    the network and the backup have nothing to read, and a page that was changed is noticed."""
     standby: str = _choice("on", "on", "off")
     """on: a second process is ready, locked in memory, and takes over when the device's dies."""
     metrics_listen: HostPort | None = _address(None, METRICS_PORT)

@@ -81,6 +81,8 @@ def toml_value(value: object, meta: Mapping[str, Any]) -> str:
         return "[" + ", ".join(toml_value(item, {}) for item in value) + "]"
     if meta.get("kind") == "size" and isinstance(value, int):
         return f'"{format_size(value)}"'
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str | Path | HostPort):

@@ -39,6 +39,8 @@ def convert(value: object, meta: Mapping[str, Any]) -> object:
             return _convert_size(value, meta)
         case "int" | "float" as kind:
             return _convert_number(value, meta, kind)
+        case "bool":
+            return _convert_bool(value)
         case "choice":
             if value not in meta["choices"]:
                 close = nearest(str(value), meta["choices"], "value")
@@ -91,6 +93,14 @@ def _convert_number(value: object, meta: Mapping[str, Any], kind: str) -> int | 
         raise wrong
     _check_range(value, meta, str)
     return value if kind == "int" else float(value)
+
+
+def _convert_bool(value: object) -> bool:
+    if isinstance(value, str) and value in ("true", "false"):  # from the environment
+        return value == "true"
+    if not isinstance(value, bool):
+        raise UsageError(f"{value!r} is neither true nor false", mend="Write true or false.")
+    return value
 
 
 def _check_range(value: float, meta: Mapping[str, Any], show: Any) -> None:

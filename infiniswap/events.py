@@ -151,6 +151,18 @@ SWAP_TAKEN_OFF: Final = Event(
     "To use it again: `swapon --discard -p PRIORITY /dev/infiniswap/NAME`. Otherwise stop the "
     "device.",
 )
+NOT_SEALED: Final = Event(
+    "not-sealed",
+    "A device does not seal its pages: donors, the network and the backup have them in plain text.",
+    "Write `seal = true` under `[device]`, then stop the device and start it again. A device whose "
+    "contents were begun without seals has to be removed first.",
+)
+KEYS_USED_UP: Final = Event(
+    "seal-keys-used-up",
+    "A device has sealed 2^32 pages with one key and has no room for another one. It goes on with "
+    "that key.",
+    "`infiniswap device stop NAME` and start it again when convenient: a start makes room.",
+)
 NOT_STOPPED: Final = Event(
     "device-not-stopped",
     "A device was asked to stop and is still in use, usually because its pages do not fit into "

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster secret, the broker's password, the metrics token and the key of a donor's
-certificate: where they are needed, and reading them only from files that are safe."""
+"""The cluster secret, the broker's password, the metrics token, the host key and the key of a
+donor's certificate: where they are needed, and reading them only from files that are safe."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from infiniswap.units import HostPort, is_loopback
 
 TOKEN_BYTES_MIN: Final = 16
 SECRET_BYTES_MAX: Final = 4096
+HOST_KEY_BYTES: Final = 32
 _PEM_BYTES_MAX: Final = 64 * 1024
 """A key and a chain of certificates. RSA with 4096 bits needs 3 KiB for the key alone."""
 _SOURCE: Final = ", for example from `head -c 32 /dev/urandom | base64`"
@@ -33,6 +34,11 @@ def make_command(path: Path) -> str:
 def host_secret_path(state_dir: Path) -> Path:
     """Where a daemon without a configured secret keeps the one that it has made for its host."""
     return state_dir / "host-secret"
+
+
+def host_key_path(state_dir: Path) -> Path:
+    """Where a host keeps the key that seals the keys of its stopped devices."""
+    return state_dir / "host-key"
 
 
 def check_listen_secret(listen: HostPort, secret_file: Path | None) -> None:
@@ -167,6 +173,51 @@ def make_host_secret(state_dir: Path) -> None:
             write_secret(path, new_secret())
 
 
+def make_host_key(path: Path) -> None:
+    """Makes this host's key where there is none yet.
+
+    Raises:
+        NotPermittedError, SystemCallError: it cannot be written.
+    """
+    if os.path.lexists(path):
+        return
+    try:
+        with contextlib.suppress(FileExistsError):  # another device was quicker
+            write_new(path, os.urandom(HOST_KEY_BYTES))
+    except OSError as error:
+        raise from_oserror("cannot write this host's key", error, where=str(path)) from error
+
+
+def read_host_key(path: Path) -> bytearray:
+    """This host's key, which the caller overwrites after use (forget_key).
+
+    Raises:
+        ConfigError: there is none, it has another size, or others may read or change it.
+    """
+    kind = _Kind("host key", "daemon.state_dir", HOST_KEY_BYTES, "", HOST_KEY_BYTES)
+    fd, status = _open(path, kind)
+    key = bytearray(HOST_KEY_BYTES)
+    try:
+        _check_owner(path, status, kind)
+        got = os.readv(fd, [key])
+    except OSError as error:
+        raise ConfigError(f"cannot read the host key: {error.strerror}", where=str(path)) from error
+    finally:
+        os.close(fd)
+    if status.st_size != HOST_KEY_BYTES or got != HOST_KEY_BYTES:
+        raise ConfigError(
+            f"the host key has {status.st_size} bytes, not {HOST_KEY_BYTES}",
+            where=str(path),
+            mend="Restore that file. Without it the contents of stopped devices cannot be read.",
+        )
+    return key
+
+
+def forget_key(key: bytearray) -> None:
+    """Overwrites it."""
+    key[:] = bytes(len(key))
+
+
 def read_password(path: Path) -> str:
     """The password for the broker; white space around it is not part of it.
 
@@ -220,7 +271,7 @@ class _Kind:
     bytes_max: int = SECRET_BYTES_MAX
 
 
-def _read(path: Path, kind: _Kind) -> bytes:
+def _open(path: Path, kind: _Kind) -> tuple[int, os.stat_result]:
     where = str(path)
     try:
         # NONBLOCK: opening a FIFO must not wait for a writer.
@@ -235,8 +286,13 @@ def _read(path: Path, kind: _Kind) -> bytes:
             where=where,
             mend=f"{'Create it (mode 0600) or correct' if is_absent else 'Correct'} {kind.key}.",
         ) from error
+    return fd, os.fstat(fd)
+
+
+def _read(path: Path, kind: _Kind) -> bytes:
+    where = str(path)
+    fd, status = _open(path, kind)
     try:
-        status = os.fstat(fd)
         secret = b""
         if stat.S_ISREG(status.st_mode):
             secret = os.read(fd, kind.bytes_max + 1).strip()

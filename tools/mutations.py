@@ -27,6 +27,7 @@ _PROGRAMS = (
     "test_crash",
     "test_holder",
     "test_rdma",
+    "test_seal",
     "test_store",
     "test_sysfs",
     "test_tcp",

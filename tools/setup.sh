@@ -41,6 +41,11 @@ have fusermount3 || want fuse3
 pkg-config --exists liburing 2>/dev/null || want liburing-dev
 # Of libibverbs only headers are needed to build; it is loaded where a host has it.
 echo '#include <infiniband/verbs.h>' | cc -E - >/dev/null 2>&1 || want libibverbs-dev
+pkg-config --exists 'libcrypto >= 3.0' 2>/dev/null || want libssl-dev
+# Intel's library is for x86-64 only.
+case "$(uname -m)" in
+x86_64) echo '#include <intel-ipsec-mb.h>' | cc -E - >/dev/null 2>&1 || want libipsec-mb-dev ;;
+esac
 [ -e /etc/libibverbs.d/rxe.driver ] || want ibverbs-providers
 # An independent consumer, for the tests; it is built for the distribution's Python.
 /usr/bin/python3 -c 'import pyverbs.device' 2>/dev/null || want python3-pyverbs

@@ -16,6 +16,9 @@ uint32_t isw_features(void)
 #ifdef ISW_HAVE_RDMA
 	features |= ISW_FEATURE_RDMA;
 #endif
+#if defined(ISW_HAVE_OPENSSL) || defined(ISW_HAVE_IPSEC_MB)
+	features |= ISW_FEATURE_SEAL;
+#endif
 	return features;
 }
 

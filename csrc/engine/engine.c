@@ -8,6 +8,7 @@
 
 #include "engine/engine.h"
 #include "engine/ops/ops.h"
+#include "engine/state/seal.h"
 #include "transport/rdma.h"
 
 static int check_config(const struct isw_engine_config *c, struct isw_error *error)
@@ -74,7 +75,12 @@ int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine *
 		iswi_error(error, code, "cannot create an eventfd");
 		goto err_free;
 	}
+	code = iswi_seal_create(e, error);
+	if (code)
+		goto err_seal;
 	code = iswi_memory_create(e, sizeof(struct iswi_remote), error);
+	if (!code && !e->standby)
+		code = iswi_seal_begin(e, error);
 	if (code)
 		goto err_memory;
 	iswi_remote_init(e);
@@ -84,6 +90,8 @@ int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine *
 
 err_memory:
 	iswi_memory_destroy(e);
+err_seal:
+	iswi_seal_destroy(e);
 	iswi_events_fini(&e->events);
 err_free:
 	free(e);
@@ -179,6 +187,7 @@ void isw_engine_destroy(isw_engine *e)
 	iswi_remote_stop_all(e);
 	iswi_backup_stop(e);
 	iswi_memory_destroy(e);
+	iswi_seal_destroy(e);
 	iswi_events_fini(&e->events);
 	free(e);
 }

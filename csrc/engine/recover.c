@@ -4,7 +4,7 @@
  *
  * Nothing is stored before everything was looked at. After that each store leaves what a take-over
  * understands, so a process killed in the middle of this is followed by one that does the rest:
- * losing descriptors are cleared while the winning one stands, a page's bits and checksum are made
+ * losing descriptors are cleared while the winning one stands, a page's bits and seal are made
  * to fit its descriptor while that stands, places are made SUSPENDED or drained as ever.
  *
  * What is staged is the newest (R9), wherever the page may be valid by its bits: nobody can tell
@@ -17,6 +17,8 @@
 #include "engine/engine.h"
 #include "engine/remote/remote.h"
 #include "engine/state/memory.h"
+#include "engine/state/seal.h"
+#include "seal/seal.h"
 
 static int check_slots(const struct isw_engine *e, struct isw_error *error)
 {
@@ -59,13 +61,13 @@ static void find_newest(struct isw_engine *e)
 
 /*
  * Bytes that are not what was written: no copy of the page is right, but perhaps the backup's, if
- * it has this version already. Its checksum will tell, and else reading it is an error.
+ * it has this version already. Its seal will tell, and else reading it is an error.
  */
 static void give_up_damaged(struct isw_engine *e, uint32_t slot)
 {
 	uint64_t page = iswi_kept64(&e->slots[slot].page);
 
-	iswi_keep32(&e->crc[page], e->slots[slot].crc);
+	iswi_seal_keep(e, page, &e->slots[slot].seal);
 	iswi_backup_current_set(e, page);
 	if (iswi_bit(e->remote_valid, page))
 		iswi_bit_clear(e->remote_valid, page);
@@ -81,6 +83,8 @@ static void give_up_damaged(struct isw_engine *e, uint32_t slot)
 /* All that is staged: the page is that, and nothing else. */
 static void restage(struct isw_engine *e)
 {
+	unsigned char opened[ISW_PAGE_BYTES];
+
 	for (uint32_t i = 0; i < e->config.staging_pages; i++) {
 		uint64_t page = iswi_kept64(&e->slots[i].page);
 		const unsigned char *data = e->staging + (uint64_t)i * ISW_PAGE_BYTES;
@@ -89,16 +93,17 @@ static void restage(struct isw_engine *e)
 			continue;
 		e->slot_uses[i] = (struct iswi_slot_use){.older = ISWI_NONE};
 		iswi_staging_claim(e, i);
-		if (iswi_crc32c(data, ISW_PAGE_BYTES) != e->slots[i].crc) {
+		if (!iswi_seal_open(e, page, &e->slots[i].seal, data, opened)) {
 			give_up_damaged(e, i);
 			continue;
 		}
-		iswi_keep32(&e->crc[page], e->slots[i].crc);
+		iswi_seal_keep(e, page, &e->slots[i].seal);
 		if (iswi_bit(e->remote_valid, page))
 			iswi_bit_clear(e->remote_valid, page);
 		iswi_backup_current_clear(e, page);
 		e->stranded |= !e->has_backup;
 	}
+	iswi_seal_forget(opened, sizeof(opened));
 }
 
 /* Statistics begin at zero, except this one, which follows from the bits. */
@@ -163,6 +168,8 @@ int iswi_recover(struct isw_engine *e, struct isw_error *error)
 
 	if (!code)
 		code = iswi_places_check(e, error);
+	if (!code)
+		code = iswi_seal_inherit(e, error);
 	if (code)
 		return code;
 	find_newest(e);

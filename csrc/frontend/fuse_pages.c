@@ -89,6 +89,8 @@ int iswi_fuse_slots_init(struct iswi_fuse *fe)
 	}
 	/* A child of this process must not make us copy these pages on write. */
 	(void)madvise(fe->memory, fe->slot_bytes * fe->slots_max, MADV_DONTFORK);
+	/* Pages in clear. */
+	(void)madvise(fe->memory, fe->slot_bytes * fe->slots_max, MADV_DONTDUMP);
 	for (i = 0; i < fe->slots_max; i++) {
 		struct iswi_fuse_slot *slot =
 			(struct iswi_fuse_slot *)(fe->memory + i * fe->slot_bytes);

@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "engine/request.h"
 #include "frontend/nbd_share.h"
@@ -180,6 +181,7 @@ static int make_requests(struct nbd_socket *socket)
 	if (err != 0)
 		goto err_buffers;
 	memset(buffers, 0, count * each); /* present now, not at the first request */
+	(void)madvise(buffers, count * each, MADV_DONTDUMP); /* pages in clear */
 	socket->buffers = buffers;
 	for (uint32_t i = 0; i < count; i++) {
 		socket->requests[i].nbd.data = socket->buffers + i * each;

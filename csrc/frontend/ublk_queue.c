@@ -296,6 +296,8 @@ static int make_buffers(struct iswi_ublk_queue *queue)
 	}
 	/* A child of this process must not make us copy these pages on write. */
 	(void)madvise(queue->buffers, bytes, MADV_DONTFORK);
+	/* Pages in clear. */
+	(void)madvise(queue->buffers, bytes, MADV_DONTDUMP);
 	for (uint16_t i = 0; i < queue->depth; i++) {
 		struct iswi_ublk_tag *tag = &queue->tags[i];
 

@@ -28,7 +28,7 @@
  * To the active process, whenever it changes: `standby ready` or `standby none TEXT`; after its
  * `serving`, `unheld TEXT` where a ring could not be copied. To a standby:
  *
- *   prepare NAMES                            + `spec` and `state`, as soon as it runs
+ *   prepare NAMES                            + `spec`, `state` and `key`, as soon as it runs
  *   take-over COUNT DIED_NS REASON NAMES     + all descriptors
  *
  * NAMES is a list with commas, or `-`; DIED_NS is CLOCK_MONOTONIC at the death; REASON is one word.
@@ -49,8 +49,9 @@
 #define ISWI_HOLD_KEPT_MAX  64
 #define ISWI_HOLD_NAMES_MAX (ISWI_HOLD_NAME_MAX * ISWI_HOLD_KEPT_MAX) /* all of them, in a list */
 #define ISWI_HOLD_TEXT_MAX  (ISWI_HOLD_NAMES_MAX + 256)               /* bytes of a packet */
-#define ISWI_HOLD_STATE     "state" /* this one and the next two are mapped and locked, too */
+#define ISWI_HOLD_STATE     "state" /* this one and the next three are mapped and locked, too */
 #define ISWI_HOLD_SPEC      "spec"
+#define ISWI_HOLD_KEY       "key"
 #define ISWI_HOLD_UNSAID    "unsaid"
 #define ISWI_HOLD_LOG       "log" /* standard output and error from then on */
 #define ISWI_HOLD_RINGS_MAX 64

@@ -28,7 +28,8 @@ static bool is_name(const char *name)
 /* What a standby needs to get ready, and again when it takes over, before the device serves. */
 static bool is_early(const char *name)
 {
-	return strcmp(name, ISWI_HOLD_STATE) == 0 || strcmp(name, ISWI_HOLD_SPEC) == 0;
+	return strcmp(name, ISWI_HOLD_STATE) == 0 || strcmp(name, ISWI_HOLD_SPEC) == 0 ||
+	       strcmp(name, ISWI_HOLD_KEY) == 0;
 }
 
 /* What a successor reads before the device serves, or while that may need it. */
@@ -40,7 +41,8 @@ static bool is_read(const char *name)
 /*
  * The pages of a tmpfs file can be swapped out as soon as no process has them locked, and the only
  * place they could go is the device that waits for them: so we lock them while no device process
- * does. A refusal is not fatal: `status` reads back how much of the holder is locked.
+ * does. A refusal is not fatal: `status` reads back how much of the holder is locked. No core file
+ * of the holder has them.
  */
 static void lock_file(struct iswi_kept *slot)
 {
@@ -55,6 +57,7 @@ static void lock_file(struct iswi_kept *slot)
 	slot->locked = locked;
 	slot->locked_bytes = (size_t)attr.st_size;
 	(void)mlock(locked, slot->locked_bytes);
+	(void)madvise(locked, slot->locked_bytes, MADV_DONTDUMP);
 }
 
 static void let_go(struct iswi_kept *slot)

@@ -24,6 +24,8 @@
 #define ISW_RECORD_BYTES_MAX 512
 #define ISW_RDMA_NAME_BYTES  64
 #define ISW_RDMA_GIDS_MAX    32
+#define ISW_SEAL_KEY_BYTES   32
+#define ISW_SEALED_KEY_BYTES 60
 
 struct isw_error {
 	int code;       /* negative errno, 0 when unset */
@@ -34,6 +36,7 @@ struct isw_error {
 
 #define ISW_FEATURE_URING 0x2
 #define ISW_FEATURE_RDMA  0x8
+#define ISW_FEATURE_SEAL  0x10
 
 /* Which optional parts this build has: a mask of ISW_FEATURE_*. Front ends: isw_frontend_kind. */
 uint32_t isw_features(void);
@@ -313,15 +316,42 @@ void isw_store_rdma_ahead_end(isw_store *store);
  */
 uint32_t isw_store_rdma_let_go(isw_store *store);
 
+/* --------------------------------------------------------------------- keys */
+
+/*
+ * A device's key, with which the engine seals its pages (AES-256-GCM). It lies in memory of its own
+ * that swap space and core files do not get, and is known by a descriptor of that memory, which can
+ * be handed to another process. The key itself never leaves the library in the clear.
+ */
+/* A new, random key. The caller closes the descriptor. */
+int isw_seal_key_make(int32_t *fd_out, struct isw_error *error);
+/*
+ * The key, sealed with another one of ISW_SEAL_KEY_BYTES (a host's), to be kept on disk:
+ * sealed_out takes ISW_SEALED_KEY_BYTES. -EBADF: not such a descriptor.
+ */
+int isw_seal_key_save(int32_t fd, const uint8_t *host_key, uint8_t *sealed_out,
+		      struct isw_error *error);
+/* The reverse. -EKEYREJECTED: sealed with another host key, or altered. */
+int isw_seal_key_load(const uint8_t *sealed, const uint8_t *host_key, int32_t *fd_out,
+		      struct isw_error *error);
+/* Overwrites the key for everybody who has the descriptor. The caller still closes it. */
+int isw_seal_key_forget(int32_t fd);
+/*
+ * Which library seals pages on this host: the fastest one that passes its self-test. -ENOTSUP: this
+ * build or this host has none, and the error says what to install. Blocking, some milliseconds.
+ */
+int isw_seal_check(const char **name_out, struct isw_error *error);
+
 /* ------------------------------------------------------------------- engine */
 
 /* The consumer's side: one device. */
 typedef struct isw_engine isw_engine;
 
-#define ISW_ENGINE_NO_BACKUP  0x1 /* --backup none: the loss of a donor loses data */
-#define ISW_ENGINE_STANDBY    0x2 /* waits for isw_engine_take_over */
-#define ISW_ENGINE_READ_AHEAD 0x4 /* reads from donors what will be asked for next */
-#define ISW_ENGINE_QUICKER    0x8 /* reads from the backup what that has sooner than a donor */
+#define ISW_ENGINE_NO_BACKUP  0x1  /* --backup none: the loss of a donor loses data */
+#define ISW_ENGINE_STANDBY    0x2  /* waits for isw_engine_take_over */
+#define ISW_ENGINE_READ_AHEAD 0x4  /* reads from donors what will be asked for next */
+#define ISW_ENGINE_QUICKER    0x8  /* reads from the backup what that has sooner than a donor */
+#define ISW_ENGINE_SEAL       0x10 /* pages leave this process only sealed: see seal_key_fd */
 
 struct isw_engine_config {
 	uint64_t size_bytes; /* multiple of ISW_PAGE_BYTES */
@@ -345,6 +375,11 @@ struct isw_engine_config {
 	 * else should be able to read it. -1: anonymous memory, which ends with the process.
 	 */
 	int32_t state_fd;
+	/*
+	 * With ISW_ENGINE_SEAL: the device's key, borrowed until create returns. A standby is made
+	 * with its predecessor's. Donors, backup and state file then get sealed pages only.
+	 */
+	int32_t seal_key_fd;
 };
 
 /*
@@ -611,12 +646,25 @@ uint64_t isw_latency_bucket_ns(uint32_t bucket);
  */
 int isw_engine_settle(isw_engine *engine, uint32_t wait_ms_max);
 /*
- * Saves or loads which pages the backup holds, with their checksums (for a device that is
+ * Saves or loads which pages the backup holds, with their checksums or seals (for a device that is
  * stopped and started again). Load: right after create, before any front end. -EBADMSG: not such
- * a file, damaged, or of another device or size.
+ * a file, damaged, or of another device or size; -EKEYREJECTED: of a sealed device with another
+ * key, or altered; -EPROTONOSUPPORT: sealed where this engine is not, or the reverse.
  */
 int isw_engine_save_tables(isw_engine *engine, const char *path, struct isw_error *error);
 int isw_engine_load_tables(isw_engine *engine, const char *path, struct isw_error *error);
+/*
+ * Seals pages of former starts anew until there is room for one more start, through the engine's
+ * own reads and writes. After load_tables, before any front end. Blocking, as long as it takes to
+ * read and write these pages; does nothing for the first starts.
+ */
+int isw_engine_seal_anew(isw_engine *engine, struct isw_error *error);
+/*
+ * To be called now and then: once a key has sealed 2^32 pages, begins with another one, derived
+ * like the first. Control thread, never blocks. Returns 1 when it did, 0 when there was no need,
+ * -ENOSPC: pages of all former keys are still in use, the present one goes on.
+ */
+int isw_engine_seal_tend(isw_engine *engine);
 
 /* ---------------------------------------------------------------- front ends */
 

@@ -580,6 +580,7 @@ void isw_sim_bury(isw_engine *e)
 		free_request(sim->open);
 	free_sim(sim);
 	iswi_memory_destroy(e);
+	iswi_seal_destroy(e);
 	iswi_events_fini(&e->events);
 	free(e);
 }

@@ -8,6 +8,7 @@
 #include "engine/ops/ops.h"
 #include "engine/remote/remote.h"
 #include "engine/state/memory.h"
+#include "engine/state/seal.h"
 #include "sim/isw_sim.h"
 
 #define ISWI_SIM_REMOTES   16u

@@ -54,7 +54,11 @@ static struct iswi_nbd_conn *conn_alloc(void)
 	void *memory = mmap(NULL, sizeof(struct iswi_nbd_conn), PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	return memory == MAP_FAILED ? NULL : memory;
+	if (memory == MAP_FAILED)
+		return NULL;
+	/* Of the front end nbd-socket it has pages in clear. */
+	(void)madvise(memory, sizeof(struct iswi_nbd_conn), MADV_DONTDUMP);
+	return memory;
 }
 
 static void conn_free(struct iswi_nbd_conn *conn)

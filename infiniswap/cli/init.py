@@ -266,6 +266,7 @@ def _capabilities(found: dict[str, list[str]]) -> None:
     checks: tuple[tuple[str, str, Check], ...] = (
         ("device.frontend", "front-ends", host.front_ends),
         ("device.transport", "rdma", lambda: rdma.rdma(config)),
+        ("device.seal", "seal", lambda: host.seal(config)),
         ("device.keep_awake", "idle", lambda: host.idle(config)),
         ("device", "memory-cgroup", host.memory_cgroup),
     )

@@ -30,6 +30,7 @@ from infiniswap.device.process.service import DeviceService
 from infiniswap.device.spec.spec import DeviceSpec, decode_spec
 from infiniswap.device.succession.hand_over import read_kept
 from infiniswap.device.succession.holder import (
+    KEY,
     READY_FD,
     SOCKET_FD,
     SPEC,
@@ -148,7 +149,7 @@ def _prepare(holder: Holder) -> DeviceService:
             raise SystemCallError("the device has left nothing to take over")
         spec, note = read_kept(read_all(descriptors[SPEC]))
         service = DeviceService(spec, holder=holder)
-        service.prepare(descriptors[STATE], note)
+        service.prepare(descriptors[STATE], descriptors.get(KEY, -1), note)
         return service
     finally:
         for fd in descriptors.values():

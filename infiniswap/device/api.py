@@ -97,9 +97,11 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
         chosen_share: of the page-ins that a donor and the backup could serve, how many were read
             from the donor, because it was expected to answer sooner; None: no such.
         backup_expected_us: how long a read of one page from the backup would take now; 0: none yet.
-        degraded: measures that this host refused, such as locked memory or processors kept awake.
+        degraded: measures that this host refused, such as locked memory or processors kept awake,
+            and protection that was turned off.
         alarms: what an administrator should act on now.
         runs: pids of the `run` commands that use it.
+        sealed: whether pages leave its process sealed; a device of release 0.1 does not tell.
         awake: whether it keeps processors awake now; a device of release 0.1 does not tell.
         evictions: slabs that donors have taken back, since the start.
         slab_counts: what else has happened to slabs, see SlabCounts.
@@ -134,6 +136,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
     succession: SuccessionRow | None = None
     chosen_share: float | None = None
     backup_expected_us: float = 0.0
+    sealed: bool = False
 
 
 class JoinRequest(Struct, frozen=True, kw_only=True):

@@ -44,9 +44,13 @@ def library_version() -> str:
 
 
 def library_features() -> frozenset[str]:
-    """What this build has: the front ends by name, and of "uring" and "rdma"."""
+    """What this build has: the front ends by name, and of "uring", "rdma" and "seal"."""
     mask = lib.isw_features()
-    known = {"uring": lib.ISW_FEATURE_URING, "rdma": lib.ISW_FEATURE_RDMA}
+    known = {
+        "uring": lib.ISW_FEATURE_URING,
+        "rdma": lib.ISW_FEATURE_RDMA,
+        "seal": lib.ISW_FEATURE_SEAL,
+    }
     found = {name for name, bit in known.items() if mask & bit}
     missing = ffi.new("char **")
     for index in itertools.count():

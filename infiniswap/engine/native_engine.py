@@ -259,6 +259,14 @@ class NativeEngine(HandleOwner):
         what = f"cannot load the page tables from {path}"
         self._explained(what, lib.isw_engine_load_tables, os.fsencode(path))
 
+    def seal_anew(self) -> None:
+        """Blocking (reads and writes pages), worker thread. After load_tables()."""
+        self._explained("cannot seal kept pages anew", lib.isw_engine_seal_anew)
+
+    def seal_tend(self) -> bool:
+        """Any thread, never waits. EngineError ENOSPC."""
+        return bool(self._call("no other key for further pages", lib.isw_engine_seal_tend))
+
     def frontend(self, kind: str, config: FrontendConfig) -> NativeFrontend:
         """Blocking, worker thread.
 
@@ -320,6 +328,7 @@ def engine_config(config: EngineConfig) -> Any:
     flags |= lib.ISW_ENGINE_STANDBY if fields.pop("standby") else 0
     flags |= lib.ISW_ENGINE_READ_AHEAD if fields.pop("read_ahead") else 0
     flags |= lib.ISW_ENGINE_QUICKER if fields.pop("quicker") else 0
+    flags |= lib.ISW_ENGINE_SEAL if config.seal_key_fd >= 0 else 0
     return ffi.new("struct isw_engine_config *", {**fields, "flags": flags})
 
 

@@ -144,6 +144,8 @@ class EngineConfig:
     `standby`: made without a backup, for `take_over`.
     `read_ahead`: reads from donors what will be asked for next, where the reads have a trend.
     `quicker`: reads from the backup what it is expected to have sooner than a donor.
+    `seal_key_fd`: the device's key (`infiniswap.engine.seal`), borrowed: pages leave the process
+    sealed. -1: they leave it as they are.
     """
 
     size_bytes: int
@@ -161,6 +163,7 @@ class EngineConfig:
     read_ahead: bool = True
     quicker: bool = True
     state_fd: int = -1
+    seal_key_fd: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +407,15 @@ class Engine(Protocol):
 
     def save_tables(self, path: str) -> None: ...
     def load_tables(self, path: str) -> None: ...
+    def seal_anew(self) -> None:
+        """Blocking. After load_tables, before any front end: seals pages of former starts anew
+        where that is needed to make room for the key of this one."""
+
+    def seal_tend(self) -> bool:
+        """To be called now and then: goes on with a fresh key when the present one has sealed
+        2^32 pages, and returns whether it did. EngineError ENOSPC: pages of all former keys are
+        still in use; the present one goes on."""
+
     def frontend(self, kind: str, config: FrontendConfig) -> Frontend:
         """Blocking. Starts a front end of that kind (isw_frontend_start)."""
 

@@ -6,6 +6,10 @@ The paper does not have this: its donors are honest.
 Only one kind of fault proves something at once: a reply that breaks the protocol. All others happen
 to good donors too (a connection breaks, a host is slow, a slab is taken back by force), and count
 only when they repeat.
+
+Who changes bits on the way to a donor makes a good donor look like a bad one. So a donor is given
+up for bad pages only where every page has another copy, in the backup. Without a backup its slabs
+stay, and it gets no further ones.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ class DonorFaults:
 
     @property
     def bad_pages(self) -> int:
-        """Bad pages since the donor was last given up."""
+        """Bad pages since the donor was last given up, or kept all the same."""
         return self._bad_pages
 
     @property
@@ -77,6 +81,11 @@ class DonorFaults:
         self._refusals_s.clear()
         self._sessions_s.clear()
         self._announced_s.clear()
+
+    def kept(self) -> None:
+        """It was to be given up for bad pages and is not, as it has the only copies: they are
+        counted anew."""
+        self._bad_pages = 0
 
     def recovered(self, now_s: float) -> None:
         """Its connections were lost and are back."""

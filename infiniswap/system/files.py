@@ -167,6 +167,20 @@ def parse_key_values(text: str) -> dict[str, int]:
     return {name: int(number) for name, number in _KEY_VALUE.findall(text)}
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Puts a file that only this user may read in the place of another one, so that there is always
+    a whole one, also after a loss of power. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(temporary, flags, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
 def sync_directory(path: Path) -> None:
     """Makes what was created or removed in a directory survive a loss of power. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

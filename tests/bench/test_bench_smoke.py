@@ -59,6 +59,15 @@ def test_swap(runner: Runner) -> None:
 @pytest.mark.requires_memcg
 @pytest.mark.requires_swap
 @pytest.mark.requires_tool("cmake")
+def test_seal(runner: Runner) -> None:
+    assert set(samples(runner, "seal")) == {"sealed", "not sealed"}
+
+
+@pytest.mark.requires_fuse
+@pytest.mark.requires_loop
+@pytest.mark.requires_memcg
+@pytest.mark.requires_swap
+@pytest.mark.requires_tool("cmake")
 def test_page_out(runner: Runner) -> None:
     found = samples(runner, "page-out")
     assert {"infiniswap", "FUSE floor", "disk"} <= set(found)

@@ -184,6 +184,32 @@ static struct {
 	uint64_t stores;
 } look;
 
+/* Nonces count up under each salt, through every death; what is looked at is another world. */
+static struct {
+	struct {
+		unsigned char salt[ISWI_SALT_BYTES];
+		uint64_t nonce;
+	} last[ISWI_EPOCHS];
+	uint32_t salts;
+} nonces;
+
+void iswi_nonce_point(const unsigned char *salt, uint64_t nonce)
+{
+	uint32_t i = 0;
+
+	if (!look.world || look.depth)
+		return;
+	while (i < nonces.salts && memcmp(nonces.last[i].salt, salt, ISWI_SALT_BYTES))
+		i++;
+	if (i == ISWI_EPOCHS)
+		fail(look.world, "more salts than epochs", nonce, i);
+	if (i < nonces.salts && nonce <= nonces.last[i].nonce)
+		fail(look.world, "a nonce was used twice", nonce, i);
+	memcpy(nonces.last[i].salt, salt, ISWI_SALT_BYTES);
+	nonces.last[i].nonce = nonce;
+	nonces.salts = ISWI_MAX(nonces.salts, i + 1);
+}
+
 static void look_behind(isw_engine *engine);
 
 void iswi_crash_point(void)
@@ -291,6 +317,7 @@ static void look_behind(isw_engine *engine)
 static void look_at(struct world *w)
 {
 	look.world = w;
+	memset(&nonces, 0, sizeof(nonces));
 	look.engine = w && w->seed % SEEDS_OF_LOOKS == 0 ? w->engine : NULL;
 	look.depth = 0;
 	look.depth_max = 2;

@@ -17,6 +17,7 @@
 #include "check.h"
 #include "engine/state/ahead.h"
 #include "isw.h"
+#include "seal_fixture.h"
 #include "sim/sim.h"
 #include "tests.h"
 
@@ -54,6 +55,7 @@ static inline struct isw_engine_config world_config(uint32_t flags)
 		.state_fd = -1,
 		.backup_write_bytes_max = 4 * ISW_PAGE_BYTES,
 		.flags = flags,
+		.seal_key_fd = flags & ISW_ENGINE_SEAL ? test_key_fd() : -1,
 	};
 }
 

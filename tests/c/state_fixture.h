@@ -9,6 +9,9 @@
 #include "engine_fixture.h"
 #include "sim_donor.h"
 
+/* What a successor has in common with its predecessor. */
+#define KEPT_FLAGS (ISW_ENGINE_NO_BACKUP | ISW_ENGINE_SEAL)
+
 UNUSED_OK static struct world *world_kept(uint32_t flags, int state_fd)
 {
 	struct isw_engine_config config = world_config(flags);
@@ -46,7 +49,7 @@ static inline struct world *world_standby(uint32_t flags, int state_fd)
 UNUSED_OK static struct world *successor(struct world *w)
 {
 	int fd = copied_file(w);
-	struct world *s = world_standby(w->e->has_backup ? 0 : ISW_ENGINE_NO_BACKUP, fd);
+	struct world *s = world_standby(w->e->config.flags & KEPT_FLAGS, fd);
 	struct isw_error error = {0};
 
 	close(fd);

@@ -18,6 +18,12 @@ void iswi_crash_point(void)
 	look = now;
 }
 
+void iswi_nonce_point(const unsigned char *salt, uint64_t nonce)
+{
+	(void)salt;
+	(void)nonce;
+}
+
 static void begin(struct world *w, void (*at_each_store)(struct world *w))
 {
 	looks = 0;

@@ -19,6 +19,7 @@
 
 #include "engine/state/ahead.h"
 #include "isw.h"
+#include "seal_fixture.h"
 #include "sim/sim.h"
 #include "sim_donor.h"
 
@@ -31,6 +32,7 @@
 #define REQUESTS_MAX      24u
 #define STEPS             400u
 #define NEVER             UINT64_MAX
+#define SEALS             32u
 
 /* A version of a page: value 0 is zeros, others stand in every 8 bytes of the page. */
 struct version {
@@ -41,6 +43,9 @@ struct version {
 struct page {
 	struct version versions[512];
 	uint32_t count;
+	/* Of a device that seals: of the versions of late, by which the disk's bytes are known. */
+	struct iswi_seal seals[SEALS];
+	uint32_t seals_count;
 };
 
 struct request {
@@ -149,6 +154,39 @@ static void check_read(struct world *w, const struct request *r)
 	}
 }
 
+static void note_seals(struct world *w)
+{
+	for (uint32_t i = 0; iswi_sealed(w->engine) && i < PAGES; i++) {
+		struct page *p = &w->pages[i];
+		struct iswi_seal seal;
+
+		iswi_seal_of(w->engine, i, &seal);
+		/* All of it: a process may have died between its parts. */
+		if (!p->seals_count ||
+		    memcmp(&p->seals[(p->seals_count - 1) % SEALS], &seal, sizeof(seal)) != 0)
+			p->seals[p->seals_count++ % SEALS] = seal;
+	}
+}
+
+/* What the disk has of a page; UINT64_MAX: no version of late. */
+static uint64_t value_on_disk(struct world *w, uint32_t page)
+{
+	static _Alignas(8) unsigned char opened[ISW_PAGE_BYTES];
+	const unsigned char *disk = iswi_sim_of(w->engine)->disk + page * ISW_PAGE_BYTES;
+	const struct page *p = &w->pages[page];
+	uint64_t value;
+
+	memcpy(opened, disk, sizeof(opened));
+	for (uint32_t k = p->seals_count; iswi_sealed(w->engine); k--) {
+		if (!k || k + SEALS == p->seals_count)
+			return UINT64_MAX;
+		if (iswi_seal_open(w->engine, page, &p->seals[(k - 1) % SEALS], disk, opened))
+			break;
+	}
+	memcpy(&value, opened, sizeof(value));
+	return value;
+}
+
 /* What was complete before a flush began is on the disk when it ends, or newer data is. */
 static void check_flush(struct world *w, const struct request *r)
 {
@@ -160,7 +198,7 @@ static void check_flush(struct world *w, const struct request *r)
 		/* Zeros are no bytes on the disk but a missing bit; left to the page tables. */
 		for (uint32_t k = 1; k < p->count; k++)
 			zeroed |= !p->versions[k].value;
-		memcpy(&value, iswi_sim_of(w->engine)->disk + i * ISW_PAGE_BYTES, sizeof(value));
+		value = value_on_disk(w, i);
 		if (!zeroed && !may_read(p, 0, r->submitted) && !may_read(p, value, r->submitted))
 			fail(w, "a flush ended before its data was on the disk", i, value);
 	}
@@ -170,6 +208,7 @@ static void reap(struct world *w)
 {
 	struct isw_sim_request done;
 
+	note_seals(w);
 	while (isw_sim_reap(w->engine, &done, w->buffer, sizeof(w->buffer))) {
 		struct request *r = NULL;
 
@@ -544,8 +583,7 @@ static void check_ahead(struct world *w)
 				continue;
 			if (!iswi_bit(e->remote_valid, page))
 				fail(w, "read ahead and not remote-valid", page, i);
-			if (!g->reading && iswi_crc32c(iswi_ahead_data(g, page), ISW_PAGE_BYTES) !=
-						   iswi_kept32(&e->crc[page]))
+			if (!g->reading && !is_newest(e, page, iswi_ahead_data(g, page)))
 				fail(w, "outdated, and still read ahead", page, i);
 		}
 	}
@@ -650,7 +688,9 @@ static void start(struct world *w, uint64_t seed, uint32_t staging)
 		.hedge_us_min = w->hedges,
 		.flags = (w->lossless ? ISW_ENGINE_NO_BACKUP : 0) |
 			 (w->seed / 2 % 2 ? ISW_ENGINE_READ_AHEAD : 0) |
-			 (w->seed / 4 % 2 ? ISW_ENGINE_QUICKER : 0),
+			 (w->seed / 4 % 2 ? ISW_ENGINE_QUICKER : 0) |
+			 (w->seed / 8 % 2 ? test_seal_flag() : 0),
+		.seal_key_fd = test_key_fd(),
 	};
 	if (isw_sim_create(&w->config, &w->engine, &error))
 		fail(w, error.text, 0, 0);

@@ -67,7 +67,8 @@ WORLD_CASES(of_two_descriptors_the_newer_one_counts, 2, n, world_new(0))
 	w->e->slots[new].version = iswi_version_after(version);
 	for (uint32_t k = 0; k < ISW_PAGE_BYTES; k += 8)
 		memcpy(w->e->staging + new *ISW_PAGE_BYTES + k, &(uint64_t){20}, 8);
-	w->e->slots[new].crc = iswi_crc32c(w->e->staging + new *ISW_PAGE_BYTES, ISW_PAGE_BYTES);
+	w->e->slots[new].seal.number =
+		iswi_crc32c(w->e->staging + new *ISW_PAGE_BYTES, ISW_PAGE_BYTES);
 	atomic_store(&w->e->slots[new].page, 1);
 	s = successor(w);
 	CHECK_EQ(descriptors(s), 1);
@@ -299,7 +300,7 @@ WORLD_TEST(another_boot_or_device_is_told, world_new(0))
 		{offsetof(struct iswi_arena_header, size_bytes), -EINVAL, "bytes of device"},
 		{offsetof(struct iswi_arena_header, slab_bytes), -EINVAL, "bytes a slab"},
 		{offsetof(struct iswi_arena_header, staging_pages), -EINVAL, "staging buffers"},
-		{offsetof(struct iswi_arena_header, crc_offset), -EPROTONOSUPPORT,
+		{offsetof(struct iswi_arena_header, seals_offset), -EPROTONOSUPPORT,
 		 "another layout"},
 	};
 

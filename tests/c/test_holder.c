@@ -184,6 +184,7 @@ static int active(const char *mode)
 	state = memory_file("state of the device");
 	say_with("keep state", state);
 	close(state);
+	say_with("keep key", memory_file("key"));
 	say_with("keep spec", memory_file("spec"));
 	say_with("keep fuse", memory_file("connection"));
 	say_with("keep gone", memory_file("nobody wants it"));
@@ -203,12 +204,12 @@ static void check_handed(const char *names, const int *fds, uint32_t count)
 {
 	char content[64] = {0};
 
-	CHECK_EQ(count, 3);
-	CHECK(strcmp(names, "state,spec,fuse") == 0);
+	CHECK_EQ(count, 4);
+	CHECK(strcmp(names, "state,key,spec,fuse") == 0);
 	CHECK(pread(fds[0], content, sizeof(content) - 1, 0) > 0);
 	CHECK(strcmp(content, "state of the device") == 0);
 	memset(content, 0, sizeof(content));
-	CHECK(pread(fds[2], content, sizeof(content) - 1, 0) > 0);
+	CHECK(pread(fds[3], content, sizeof(content) - 1, 0) > 0);
 	CHECK(strcmp(content, "connection") == 0);
 }
 
@@ -219,8 +220,8 @@ static int standby(const char *mode)
 	int fds[ISWI_HOLD_KEPT_MAX];
 
 	CHECK(fcntl(ISWI_HOLD_READY_FD, F_GETFD) < 0);
-	CHECK_EQ(hear(text, sizeof(text), fds), 2);
-	CHECK(strcmp(text, "prepare state,spec") == 0);
+	CHECK_EQ(hear(text, sizeof(text), fds), 3);
+	CHECK(strcmp(text, "prepare state,key,spec") == 0);
 	if (strcmp(mode, "refuses") == 0) {
 		say("refused it is of another version");
 		return 3;
@@ -276,11 +277,11 @@ static const bool locks = false;
 static const bool locks = true;
 #endif
 
-/* How many files in memory a process has mapped, and locked. */
+/* How many files in memory a process has mapped, locked, and keeps out of core files. */
 static unsigned int locked_files(pid_t pid)
 {
 	unsigned int found = 0, kib;
-	bool is_memory = false;
+	bool is_memory = false, is_locked = false;
 	char path[32], line[512];
 	FILE *file;
 
@@ -291,7 +292,9 @@ static unsigned int locked_files(pid_t pid)
 		if (strstr(line, "-s ") || strstr(line, "-p "))
 			is_memory = strstr(line, "/memfd:") != NULL;
 		if (sscanf(line, "Locked: %u", &kib) == 1)
-			found += is_memory && (kib > 0 || !locks);
+			is_locked = kib > 0 || !locks;
+		if (strncmp(line, "VmFlags:", 8) == 0)
+			found += is_memory && is_locked && strstr(line, " dd") != NULL;
 	}
 	fclose(file);
 	return found;
@@ -300,10 +303,10 @@ static unsigned int locked_files(pid_t pid)
 /* Else a successor would have to wait for what it reads before it serves. */
 STANDBY_TEST(what_a_successor_reads_stays_in_memory, "serves")
 {
-	CHECK_EQ(locked_files(held.pid), 2); /* of four that it was given, the state and the spec */
+	CHECK_EQ(locked_files(held.pid), 3); /* of five that it was given: state, key and spec */
 	signal_to(held.serving, SIGKILL);
 	expect("take-over 1 killed");
-	CHECK_EQ(locked_files(held.pid), 2);
+	CHECK_EQ(locked_files(held.pid), 3);
 	expect("serving");
 }
 

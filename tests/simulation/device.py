@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import select
 from dataclasses import dataclass, field
 from random import Random
@@ -16,6 +17,7 @@ from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.device.slabs.mapper import SlabMapper
+from infiniswap.engine.native_seal import NativeSealKeys
 from infiniswap.engine.protocol import EngineConfig
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
@@ -43,6 +45,12 @@ _GOOD = (
 )
 _BAD = (lib.ISW_STEP_REMOTE_FAIL, lib.ISW_STEP_REMOTE_TEAR, lib.ISW_STEP_REMOTE_DOWN)
 _WRITES = (lib.ISW_SIM_WRITE, lib.ISW_SIM_TRIM, lib.ISW_SIM_ZERO)
+
+
+@functools.cache
+def seal_key() -> int:
+    """A key of all simulated devices that seal their pages: every second one."""
+    return NativeSealKeys().make()
 
 
 class Link(DonorLink):
@@ -117,6 +125,7 @@ class SimDevice:
                 no_backup=not has_backup,
                 read_ahead=rng.random() < 0.5,
                 quicker=rng.random() < 0.5,
+                seal_key_fd=seal_key() if (world.seed + number) % 2 else -1,
             ),
             lambda config: world.dial(self, config),
             self._broken,

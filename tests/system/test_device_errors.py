@@ -368,12 +368,12 @@ def test_damaged_tables_are_refused_and_can_be_given_up(
     device.stop()
     tables = shared_cluster.backup_dir / f"{device.name}.tables"
     whole = tables.read_bytes()
-    for damage in (
-        whole[:100],
-        whole[:200] + bytes([whole[200] ^ 1]) + whole[201:],
+    for damage, word in (
+        (whole[:100], "damaged"),
+        (whole[:200] + bytes([whole[200] ^ 1]) + whole[201:], "altered"),
     ):
         tables.write_bytes(damage)
-        refused(8, (str(tables), "damaged", "--discard-contents"), "start", device.name)
+        refused(8, (str(tables), word, "--discard-contents"), "start", device.name)
         assert tables.read_bytes() == damage
     tables.write_bytes(whole)
     shared_cluster.ok("device", "start", device.name)

@@ -93,8 +93,14 @@ def test_nothing_is_left_of_an_installation_that_was_used(cluster: Cluster) -> N
         "etc/infiniswap/tls",
         "etc/infiniswap/notes.txt",
         "var/lib/infiniswap",
-        *(f"var/lib/infiniswap/{device.name}.{kind}" for kind in ("backup", "device", "tables")),
-        *(f"var/lib/infiniswap/{name}" for name in ("donor.pem", "donor.crt", "host-secret")),
+        *(
+            f"var/lib/infiniswap/{device.name}.{kind}"
+            for kind in ("backup", "device", "key", "tables")
+        ),
+        *(
+            f"var/lib/infiniswap/{name}"
+            for name in ("donor.pem", "donor.crt", "host-secret", "host-key")
+        ),
     }
     assert f"left in place: {config.parent} (settings" in said
     assert f"left in place: {cluster.backup_dir} (contents" in said

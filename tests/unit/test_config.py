@@ -85,6 +85,8 @@ def test_flags_beat_environment_beats_the_file_which_it_names(tmp_path: Path) ->
         ("[cluster]\npeers = 1", "1 is not a list"),
         ("[daemon]\nlisten = 9400", "9400 is not an address"),
         ("[daemon]\nname = 1", "1 is not text"),
+        ("[device]\nseal = 1", "device.seal: 1 is neither true nor false. Write true or false."),
+        ('[device]\nseal = "on"', "'on' is neither true nor false"),
         ('[device]\nrequest = "32M"\nstaging = "32M"', "Raise device.staging to 64M or more."),
     ],
 )
@@ -93,6 +95,15 @@ def test_a_mistake_names_file_key_and_remedy(tmp_path: Path, text: str, message:
     with pytest.raises(ConfigError) as caught:
         load(path, environ={})
     assert message in str(caught.value)
+
+
+def test_a_switch_is_written_the_same_way_everywhere(tmp_path: Path) -> None:
+    assert load(environ={}).device.seal
+    assert not load(_file(tmp_path, "[device]\nseal = false"), environ={}).device.seal
+    assert not load(environ={"INFINISWAP_DEVICE_SEAL": "false"}).device.seal
+    assert not load(overrides={"device.seal": "false"}, environ={}).device.seal
+    flags = {"device.seal": True}
+    assert load(overrides=flags, environ={"INFINISWAP_DEVICE_SEAL": "false"}).device.seal
 
 
 def test_variables_of_others_and_of_the_tests_are_left_alone() -> None:

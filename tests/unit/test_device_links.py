@@ -101,6 +101,7 @@ class Keeper:
         self.end = asyncio.get_running_loop().create_future()
         self.evictions: list[int] = []
         self.losses: list[int] = []
+        self.distrust: list[str] = []
         self.moves = moves
         if drained:
             self.end.set_result(None)
@@ -116,6 +117,12 @@ class Keeper:
 
     def lost(self, slab: int) -> None:
         self.losses.append(slab)
+
+    def distrusted(self, link: DonorLink, why: str) -> None:
+        self.distrust.append(f"given up: {why}")
+
+    def avoided(self, link: DonorLink, why: str) -> None:
+        self.distrust.append(f"kept: {why}")
 
     def arrived(self, slab: int) -> None:
         pass
@@ -288,3 +295,28 @@ async def test_a_donor_that_is_busy_is_asked_for_the_lease_once_more(make: Make)
     assert link.connections.counts.reclaimed == 1
     assert session.refusals == [""]
     assert "lease gone" in link.detail
+
+
+@pytest.mark.parametrize("has_backup", [False, True])
+async def test_bad_pages_expel_a_donor_only_where_there_are_other_copies(
+    make: Make, has_backup: bool
+) -> None:
+    """Who changes bits on the way could make any donor look bad, and all of them in turn."""
+    shut_down: list[int] = []
+    engine, keeper = Engine(), Keeper(drained=True)
+    cast(Any, engine).remote_shutdown = shut_down.append
+    link = make(Session(), keeper, engine, has_backup=has_backup)
+    for page in range(15):
+        link.bad_page(page)
+    assert not keeper.distrust
+    link.bad_page(15)
+    what = "given up" if has_backup else "kept"
+    assert keeper.distrust == [f"{what}: 16 pages came back with other bytes"]
+    assert shut_down == ([0] if has_backup else [])
+    assert link.mapped == {0: PLACE}
+    assert link.state == "mapped"
+    if not has_backup:  # counted anew
+        for page in range(16):
+            link.bad_page(page)
+        assert len(keeper.distrust) == 2
+        assert link.is_usable

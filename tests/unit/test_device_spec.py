@@ -54,6 +54,7 @@ def test_a_record_of_release_0_1_is_read() -> None:
         priority=7,
         request_ms=500,
         run_dir=Path("/run/isw"),
+        seal=False,  # it had no seals
     )
     assert config.cluster.peers == (HostPort("10.0.0.2", 9400), HostPort("donor3", 9401))
     assert config.cluster.secret_file == Path("/etc/infiniswap/secret")
@@ -70,13 +71,15 @@ def test_release_0_1_finds_every_field_in_a_record_of_today() -> None:
     record = json.loads(encode_spec(spec))
     assert decode_spec(encode_spec(spec), "here") == spec
     own = {"device.frontend": "fuse", "device.slab": str(64 * MIB), "device.priority": "7"}
+    own["device.seal"] = "false"
     assert record.pop("flags") == {"device.transport": "tcp", **own}
     parts = {**RECORD_0_1["config"], "frontend": "fuse", "slab_bytes": 64 * MIB, "priority": 7}
     assert record.pop("config").items() >= parts.items()
     assert record.pop("policy").items() >= RECORD_0_1["policy"].items()
     assert record.pop("mqtt")["broker"] == RECORD_0_1["mqtt"]["broker"]
     others = RECORD_0_1.keys() - {"flags", "config", "policy", "mqtt"}
-    assert record == {"discard_contents": False} | {key: RECORD_0_1[key] for key in others}
+    new = {"discard_contents": False, "seal": False, "host_key_file": ""}
+    assert record == new | {key: RECORD_0_1[key] for key in others}
 
 
 def test_a_value_of_the_devices_own_comes_before_the_configuration() -> None:

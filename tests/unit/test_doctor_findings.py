@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 from support.configs import configured as config
+from support.devices.seal_keys import MemoryKeys
 from support.donors.donor_world import KEYS, SECRET
 from support.donors.hostile_donor import status
 from support.machine.made_host import make_files, make_idle
@@ -419,6 +420,7 @@ def devices(monkeypatch: pytest.MonkeyPatch, **row: object) -> Finding:
     [
         ("the backup refuses writes (code 28)", "df -h /var/lib/infiniswap"),
         ("donor a was given up for 10 s: wrong bytes", "infiniswap status"),
+        ("donor a gets no further slabs for 10 s: wrong bytes", "test that host's memory"),
         ("the front end has ended (code 5)", "infiniswap device restart d1"),
         ("the kernel's connections are not complete: it refuses", "dmesg | grep nbd"),
         ("3 slabs have neither a donor nor a backup: writes to them wait", "more donors"),
@@ -438,6 +440,15 @@ def test_the_words_of_alarms_are_those_of_the_device(project_root: Path) -> None
     text = "".join(file.read_text() for file in files)
     for words, _ in device_findings._ALARMS:
         assert words in text, words
+
+
+def test_what_seals_pages_is_told_and_what_would_is_missed_where_it_is_wanted() -> None:
+    keys = MemoryKeys()
+    expect(host_findings.seal(config(), keys), OK, name="seal")
+    expect(host_findings.seal(config(device__seal=False), keys), WARN, "seal = true", "seal")
+    keys.has_library = False
+    expect(host_findings.seal(config(), keys), MISSING, "Install one.", "seal")
+    expect(host_findings.seal(config(device__seal=False), keys), WARN, "seal = true", "seal")
 
 
 def test_devices_that_serve_stop_or_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def failing(code: int, words: str = "") -> Iterator[None]:
 def test_library_and_package_are_of_one_version() -> None:
     assert library_version() == infiniswap.__version__
     features = library_features()
-    assert {"nbd", "nbd-socket"} <= features <= {*FRONT_ENDS, "uring", "rdma"}
+    assert {"nbd", "nbd-socket"} <= features <= {*FRONT_ENDS, "uring", "rdma", "seal"}
 
 
 def test_enums_and_records_match_the_header(project_root: Path) -> None:
@@ -108,7 +108,7 @@ def test_enums_and_records_match_the_header(project_root: Path) -> None:
     assert names(StoreConfig) == fields("isw_store_config")
     assert names(LeaseStats) == fields("isw_lease_stats")
     assert names(SlabInfo) == fields("isw_slab_info")
-    assert names(EngineConfig)[:-5] == fields("isw_engine_config")[:-2]
+    assert names(EngineConfig)[:-6] == fields("isw_engine_config")[:-3]
     offer = NativeRdmaOffer(None, 0).answered([], RdmaKey(0, 0))
     remote = {*names(RemoteConfig), *offer.fields()}
     assert remote - {"over"} == set(fields("isw_remote_config"))

@@ -104,6 +104,14 @@ def test_bad_pages_end_it_once() -> None:
     assert [bool(faults.bad_page()) for _ in range(3)] == [False, False, True]
 
 
+def test_a_donor_that_was_kept_in_spite_of_bad_pages_is_judged_again() -> None:
+    faults = DonorFaults(FaultLimits(bad_pages_max=3))
+    for _ in range(3):
+        assert [bool(faults.bad_page()) for _ in range(3)] == [False, False, True]
+        faults.kept()
+        assert faults.bad_pages == 0
+
+
 def test_sessions_that_it_breaks_again_and_again_are_enough() -> None:
     faults = DonorFaults(FaultLimits(sessions_max=3, session_s=60.0))
     for now_s in (0.0, 50.0, 70.0, 120.0):  # never three within a minute

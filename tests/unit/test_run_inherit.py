@@ -153,6 +153,20 @@ def test_what_the_configuration_names_counts_as_named(host: Host) -> None:
         host.spec(others=others)
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [("true", "false"), ("false", "true")])
+def test_sealed_and_plain_devices_do_not_stand_beside_each_other(
+    host: Host, theirs: str, ours: str
+) -> None:
+    """Pages of either job would lie on both. A default is no reason to follow a plain one."""
+    host.configure(f"[device]\nseal = {theirs}\n")
+    others = host.running("--donors", "10.0.0.2")
+    assert host.spec(others=others).config.device.seal is (theirs == "true")
+    host.configure(f"[device]\nseal = {ours}\n" if ours == "false" else "")
+    with pytest.raises(ConflictError, match=rf"device\.seal differs .*: {theirs}\.") as caught:
+        host.spec(others=others)
+    assert f"seal = {theirs} under [device]" in caught.value.mend
+
+
 def test_what_the_configuration_names_is_overruled_by_the_option_that_the_error_gives(
     host: Host,
 ) -> None:

@@ -73,6 +73,25 @@ def test_a_new_donor_wakes_the_mapper_and_a_known_one_does_not() -> None:
     assert not wake.is_set()
 
 
+async def test_a_donor_that_is_avoided_gets_nothing_for_a_while_and_an_alarm_says_so() -> None:
+    alarms = Alarms()
+    known_donors = KnownDonors(cast(Any, None), alarms, asyncio.Event())
+    known_donors.know((A, B), make)
+    link = known_donors.links[0]
+    now_s = asyncio.get_running_loop().time()
+    known_donors.avoided(link, "16 pages came back with other bytes")
+    (alarm,) = alarms.values()
+    assert alarm.startswith(f"donor {A} gets no further slabs for 10 s: 16 pages came back")
+    assert "keeps those that it has" in alarm
+    eligible = known_donors.backoff.eligible(known_donors.links, now_s + 5.0)
+    assert [link.address for link in eligible] == [B]
+    known_donors.avoided(link, "32 pages came back with other bytes")
+    (alarm,) = alarms.values()
+    assert "for 20 s" in alarm
+    known_donors.took(link)
+    assert not alarms
+
+
 def test_more_donors_than_an_engine_has_places_for_are_known_and_64_are_used(
     known_donors: KnownDonors,
 ) -> None:

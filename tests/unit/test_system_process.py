@@ -87,10 +87,10 @@ def _fake_process(
 
 def test_a_safe_process_has_nothing_degraded(tmp_path: Path) -> None:
     flags = process.PF_IO_FLUSHER | 0x40
-    _fake_process(tmp_path, locked_kib=64, score=-1000, threads={"python": 0, "isw-fuse": flags})
+    _fake_process(tmp_path, locked_kib=4800, score=-1000, threads={"python": 0, "isw-fuse": flags})
     report = process.swap_safety_report(77, proc=tmp_path)
     assert report.degraded == ()
-    assert report.locked_bytes == 64 * 1024
+    assert report.locked_bytes == 4800 * 1024
     assert report.resident_bytes == 4000 * 1024
     assert [(thread.name, thread.io_flusher) for thread in report.threads] == [
         ("python", False),
@@ -101,15 +101,17 @@ def test_a_safe_process_has_nothing_degraded(tmp_path: Path) -> None:
 def test_threads_that_free_memory_are_realtime(tmp_path: Path) -> None:
     names = ("isw-remote", "isw-backup-w0", "isw-ublk-0", "isw-nbd-conn")
     threads = {"python": 0, **dict.fromkeys(names, process.PF_IO_FLUSHER)}
-    _fake_process(tmp_path, locked_kib=64, score=-1000, threads=threads, policy=os.SCHED_OTHER)
+    _fake_process(tmp_path, locked_kib=4800, score=-1000, threads=threads, policy=os.SCHED_OTHER)
     (item,) = process.swap_safety_report(77, proc=tmp_path).degraded
     assert item.name == "realtime"
     assert "isw-backup-w0, isw-ublk-0, isw-nbd-conn;" in item.reason
     assert "isw-remote" not in item.reason
 
 
-def test_every_missing_safeguard_is_named(tmp_path: Path) -> None:
-    _fake_process(tmp_path, locked_kib=0, score=0, threads={"python": 0, "isw-a b": 0x40})
+@pytest.mark.parametrize("locked_kib", [0, 64])
+def test_every_missing_safeguard_is_named(tmp_path: Path, locked_kib: int) -> None:
+    """Also where only a key is locked, which takes care of itself."""
+    _fake_process(tmp_path, locked_kib=locked_kib, score=0, threads={"python": 0, "isw-a b": 0x40})
     report = process.swap_safety_report(77, proc=tmp_path)
     assert [item.name for item in report.degraded] == ["memory-lock", "oom-score", "io-flusher"]
     assert "isw-a b" in report.degraded[2].reason
@@ -127,6 +129,16 @@ def test_a_refused_oom_score_is_a_named_degraded_state(tmp_path: Path) -> None:
     assert degraded is not None
     assert degraded.name == "oom-score"
     assert "-1000" in str(degraded)
+
+
+def test_a_process_that_leaves_no_core_leaves_none_to_a_program_either() -> None:
+    code = (
+        "from infiniswap.system.process import leave_no_core; leave_no_core(); "
+        "import resource; print(*resource.getrlimit(resource.RLIMIT_CORE), "
+        "open('/proc/self/coredump_filter').read())"
+    )
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1", "00000000"]
 
 
 def test_the_start_time_names_a_process() -> None:

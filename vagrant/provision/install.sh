@@ -23,9 +23,11 @@ export DEBIAN_FRONTEND=noninteractive
 say "packages"
 apt-get update -qq
 # The build's, then what runs: FUSE for kernels without ublk and nbd, iproute2 for `rdma`.
+case "$(uname -m)" in x86_64) ipsec_mb=libipsec-mb-dev ;; *) ipsec_mb= ;; esac
+# shellcheck disable=SC2086
 apt-get install -y -qq --no-install-recommends \
-	gcc libc6-dev pkg-config libfuse3-dev liburing-dev libibverbs-dev python3-dev python3-venv \
-	fuse3 ibverbs-providers iproute2 kmod >/dev/null
+	gcc libc6-dev pkg-config libfuse3-dev liburing-dev libibverbs-dev libssl-dev $ipsec_mb \
+	python3-dev python3-venv fuse3 ibverbs-providers iproute2 kmod >/dev/null
 say "Infiniswap in /opt/infiniswap (some minutes)"
 python3 -m venv /opt/infiniswap
 /opt/infiniswap/bin/pip install --quiet --disable-pip-version-check "$source"

@@ -17,6 +17,7 @@
 
 #include "engine/ops/ops.h"
 #include "engine/state/ahead.h"
+#include "engine/state/seal.h"
 
 /* From a stream's last request to the end of what is read ahead for it. */
 #define DEPTH_PAGES 64u
@@ -234,12 +235,12 @@ void iswi_ahead_used(struct isw_engine *e, uint32_t pages)
 
 /* Under the shard lock: of what has come, only right bytes are kept. */
 static void keep_right(struct isw_engine *e, struct iswi_ahead_group *g, const struct iswi_op *op,
-		       const uint32_t *crc)
+		       uint32_t wrong)
 {
 	for (uint32_t i = 0; i < op->pages; i++) {
 		uint64_t page = op->page + i;
 
-		if (!(g->pages & iswi_ahead_bit(page)) || iswi_kept32(&e->crc[page]) == crc[i])
+		if (!(g->pages & iswi_ahead_bit(page)) || !(wrong >> i & 1))
 			continue;
 		g->pages &= ~iswi_ahead_bit(page);
 		/* Only counted: a read, which looks a second time, judges the donor. */
@@ -277,17 +278,17 @@ static void ahead_done(struct iswi_xfer *xfer, int error)
 	struct iswi_ahead_group *g = &e->ahead->groups[op.slot];
 	struct iswi_shard *shard = iswi_shard_of(e, op.page);
 	struct iswi_ahead_wait waits[ISWI_AHEAD_WAITS];
-	uint32_t crc[ISWI_GROUP_PAGES], missing[ISWI_AHEAD_WAITS], count;
+	uint32_t wrong = 0, missing[ISWI_AHEAD_WAITS], count;
 	bool slow;
 
 	iswi_op_give(e, taken);
 	if (!error)
-		iswi_crc32c_pages(op.xfer.buf, op.pages, crc);
+		wrong = iswi_pages_open(e, op.xfer.buf, op.page, op.pages);
 	pthread_mutex_lock(&shard->lock);
 	if (error)
 		iswi_ahead_unlist(e, g);
 	else
-		keep_right(e, g, &op, crc);
+		keep_right(e, g, &op, wrong);
 	slow = g->slow;
 	count = iswi_ahead_rest(g, waits, missing);
 	pthread_mutex_unlock(&shard->lock);

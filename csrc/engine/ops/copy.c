@@ -20,6 +20,7 @@
 #include <errno.h>
 
 #include "engine/ops/ops.h"
+#include "engine/state/seal.h"
 
 /* Consecutive pages of one group, and so of one shard and one stripe. */
 struct claimed_run {
@@ -148,28 +149,28 @@ int isw_slab_fill(isw_engine *e, uint32_t slab, uint64_t generation, uint32_t fi
 }
 
 /*
- * Under the shard lock: is what was read still the page? A wrong checksum is only counted here: a
- * read, which looks a second time, judges where it came from.
+ * Under the shard lock: is what was read still the page? Wrong bytes are only counted here: a
+ * read, which looks a second time, judges where they came from.
  */
-static bool still_good(struct isw_engine *e, const struct iswi_entry *entry, uint32_t crc,
-		       bool pull)
+static bool still_good(struct isw_engine *e, const struct iswi_entry *entry, bool wrong, bool pull)
 {
 	if (entry->version)
 		return false;
-	if (iswi_kept32(&e->crc[entry->page]) == crc)
+	if (!wrong)
 		return true;
 	iswi_count(pull ? &e->count.crc_errors_remote : &e->count.crc_errors_backup, 1);
 	return false;
 }
 
 /* Under the shard lock: what was read becomes the page's staged version, held by its write. */
-static void stage(struct isw_engine *e, struct iswi_entry *entry, uint32_t slot, uint32_t crc)
+static void stage(struct isw_engine *e, struct iswi_entry *entry, uint32_t slot,
+		  const struct iswi_seal *seal)
 {
 	struct iswi_slot_use *use = &e->slot_uses[slot];
 
 	/* Without its page, so no descriptor (R10): what was copied is where it was. */
 	e->slots[slot].version = 0;
-	e->slots[slot].crc = crc;
+	e->slots[slot].seal = *seal;
 	use->req = NULL;
 	use->older = ISWI_NONE; /* of version 0 there is no older one */
 	use->refs = 1;
@@ -188,11 +189,13 @@ static bool copy_on(struct isw_engine *e, const struct iswi_op *read, int error)
 	struct iswi_op *op = NULL, *first = NULL, *last = NULL;
 	struct iswi_shard *shard = iswi_shard_of(e, read->page);
 	struct iswi_use to;
-	uint32_t crc[ISWI_GROUP_PAGES], given = 0;
+	struct iswi_seal seals[ISWI_GROUP_PAGES];
+	uint32_t wrong = 0, given = 0;
 	bool mapped;
 
+	/* With the page's seal of now: without a version it gets no other before it is staged. */
 	if (!error)
-		iswi_crc32c_pages(read->xfer.buf, read->pages, crc);
+		wrong = iswi_pages_check(e, read->xfer.buf, read->page, read->pages, seals);
 	/* The slab may have migrated since: then writes no longer go there (R8). */
 	mapped = iswi_slab_get(e, read->slab, &to);
 	pthread_mutex_lock(&shard->lock);
@@ -201,9 +204,9 @@ static bool copy_on(struct isw_engine *e, const struct iswi_op *read, int error)
 		uint32_t slot = read->slot + i;
 
 		entry->copying = false;
-		if (!error && still_good(e, entry, crc[i], read->pull) && mapped &&
+		if (!error && still_good(e, entry, wrong >> i & 1, read->pull) && mapped &&
 		    to.word == read->word) {
-			stage(e, entry, slot, crc[i]);
+			stage(e, entry, slot, &seals[i]);
 			if (op) {
 				op->pages++;
 				continue;

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "engine/ops/ops.h"
+#include "engine/state/seal.h"
 
 /* Buffers of copies and hedges together: 16 pages in each of 32 reads, both legs. */
 #define HEDGE_PAGES_MAX 1024u
@@ -190,17 +191,18 @@ bool iswi_hedge_backup_first(struct iswi_op *op, uint64_t measured_ns)
 
 /* ------------------------------------------------------------------ the legs' ends */
 
-static bool verified(struct isw_engine *e, const struct iswi_op *leg)
+/* The leg's bytes are right; seals_out: with what they were compared, page by page. */
+static bool verified(struct isw_engine *e, const struct iswi_op *leg, struct iswi_seal *seals_out)
 {
 	uint64_t page = leg->page, end = leg->page + leg->pages;
 	const unsigned char *data = leg_data(e, leg);
 	bool good = true;
 
 	while (page < end && good) {
-		uint64_t stop = iswi_group_end(page, end);
+		uint64_t stop = iswi_group_end(page, end), at = page - leg->page;
 
-		good = !iswi_pages_wrong(e, data + (page - leg->page) * ISW_PAGE_BYTES, page,
-					 (uint32_t)(stop - page));
+		good = !iswi_pages_check(e, data + at * ISW_PAGE_BYTES, page,
+					 (uint32_t)(stop - page), seals_out + at);
 		page = stop;
 	}
 	return good;
@@ -221,13 +223,19 @@ static void count_answer(struct isw_engine *e, const struct iswi_op *leg, bool r
 		iswi_count(&e->count.hedged_wins, 1);
 }
 
-/* The request gets this leg's bytes. */
-static void answer(struct isw_engine *e, const struct iswi_op *leg, bool remote)
+/* The request gets this leg's pages, which have been verified with these seals. */
+static void answer(struct isw_engine *e, const struct iswi_op *leg, const struct iswi_seal *seals,
+		   bool remote)
 {
-	struct iswi_req *req = leg->req;
+	unsigned char *to = (unsigned char *)leg->req->data;
+	const unsigned char *from = leg_data(e, leg);
 
-	memcpy((unsigned char *)req->data + (leg->page * ISW_PAGE_BYTES - req->offset),
-	       leg_data(e, leg), (size_t)leg->pages * ISW_PAGE_BYTES);
+	to += leg->page * ISW_PAGE_BYTES - leg->req->offset;
+	if (!iswi_sealed(e))
+		memcpy(to, from, (size_t)leg->pages * ISW_PAGE_BYTES);
+	for (uint32_t i = 0; iswi_sealed(e) && i < leg->pages; i++)
+		iswi_seal_open(e, leg->page + i, &seals[i], from + (size_t)i * ISW_PAGE_BYTES,
+			       to + (size_t)i * ISW_PAGE_BYTES);
 	count_answer(e, leg, remote);
 }
 
@@ -263,6 +271,7 @@ void iswi_hedge_ended(struct iswi_op *op, bool remote, int error)
 	struct isw_engine *e = op->engine;
 	struct iswi_op *twin = op->twin, lost = iswi_op_rest(remote ? op : twin);
 	struct iswi_req *req = op->req;
+	struct iswi_seal seals[ISWI_STRIPE_PAGES]; /* no transfer is longer */
 	atomic_uint *hedge = remote ? &op->hedge : &twin->hedge;
 	uint32_t bits = remote ? ISWI_HEDGE_REMOTE_END : ISWI_HEDGE_BACKUP_END, state;
 	bool won, again = false;
@@ -275,10 +284,10 @@ void iswi_hedge_ended(struct iswi_op *op, bool remote, int error)
 		iswi_place_put(e, twin->slab, twin->place);
 		bits |= ISWI_HEDGE_REMOTE_END;
 	}
-	won = !error && !(atomic_load(hedge) & ISWI_HEDGE_WON) && verified(e, op) &&
+	won = !error && !(atomic_load(hedge) & ISWI_HEDGE_WON) && verified(e, op, seals) &&
 	      !(atomic_fetch_or(hedge, ISWI_HEDGE_WON) & ISWI_HEDGE_WON);
 	if (won)
-		answer(e, op, remote);         /* before the twin may give our buffer back */
+		answer(e, op, seals, remote);  /* before the twin may give our buffer back */
 	else if (remote && op->last && !error) /* outdated: no reason to wait for a slow disk */
 		again = !(atomic_fetch_or(hedge, ISWI_HEDGE_WON) & ISWI_HEDGE_WON);
 	state = atomic_fetch_or(hedge, bits) | bits;

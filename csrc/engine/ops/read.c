@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reads. Each page is answered from its best copy; consecutive pages with the same source form
- * one transfer straight into the request's buffer. What arrives is checked against the page's
- * checksum under its lock, so neither a write that passed by nor a donor's garbage gets through.
+ * one transfer straight into the request's buffer. What arrives is opened there with the page's
+ * seal, so neither a write that passed by nor a donor's garbage gets through.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "engine/ops/ops.h"
 #include "engine/state/ahead.h"
+#include "engine/state/seal.h"
 
 enum source {
 	FROM_NOWHERE,
@@ -28,8 +29,8 @@ struct read_run {
 	enum source source;
 	uint64_t page;
 	uint32_t pages;
-	uint32_t place; /* FROM_REMOTE, QUICKER, PAST_REMOTE: of the slab */
-	uint32_t crc;   /* of its first page */
+	uint32_t place;  /* FROM_REMOTE, QUICKER, PAST_REMOTE: of the slab */
+	uint64_t number; /* of its first page's seal */
 };
 
 struct cursor {
@@ -128,7 +129,7 @@ static struct iswi_op *op_of(struct isw_engine *e, const struct cursor *at,
 	op->pages = run->pages;
 	op->slab = at->slab;
 	op->tried = at->tried;
-	op->crc = run->crc;
+	op->number = run->number;
 	op->xfer.buf = place_of(at->req, run->page);
 	return op;
 }
@@ -269,12 +270,45 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct read_run 
 	}
 }
 
+/* Pages of one group whose sealed bytes were copied out of staging. */
+struct staged {
+	uint32_t pages; /* a bit for each */
+	struct iswi_seal seals[ISWI_GROUP_PAGES];
+};
+
+/* Under the shard lock, as staging may be given back right after it. */
+static void copy_staged(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint32_t slot,
+			struct staged *staged)
+{
+	memcpy(place_of(req, page), e->staging + (uint64_t)slot * ISW_PAGE_BYTES, ISW_PAGE_BYTES);
+	if (!iswi_sealed(e))
+		return;
+	staged->seals[page % ISWI_GROUP_PAGES] = e->slots[slot].seal;
+	staged->pages |= 1u << page % ISWI_GROUP_PAGES;
+}
+
+/* What was staged is the only copy, so bytes that do not open are an error. */
+static void open_staged(struct isw_engine *e, struct iswi_req *req, uint64_t group,
+			const struct staged *staged)
+{
+	for (uint32_t left = staged->pages; left; left &= left - 1) {
+		uint32_t i = (uint32_t)__builtin_ctz(left);
+		uint64_t page = group * ISWI_GROUP_PAGES + i;
+		unsigned char *data = place_of(req, page);
+
+		if (!iswi_seal_open(e, page, &staged->seals[i], data, data))
+			iswi_req_fail(req, -EIO);
+	}
+}
+
 /* Classifies the pages of one group; runs that end inside it are emitted without the lock. */
 static void read_group(struct isw_engine *e, struct cursor *at, uint64_t page, uint64_t end,
 		       struct read_run *open)
 {
 	struct read_run ended[ISWI_GROUP_PAGES];
 	uint32_t ended_count = 0;
+	uint64_t group = page / ISWI_GROUP_PAGES;
+	struct staged staged = {.pages = 0};
 	struct iswi_shard *shard = iswi_shard_of(e, page);
 
 	pthread_mutex_lock(&shard->lock);
@@ -282,10 +316,8 @@ static void read_group(struct isw_engine *e, struct cursor *at, uint64_t page, u
 		uint32_t slot;
 		enum source source = choose(e, page, at, &slot);
 
-		/* A copy under the lock: staging may be given back right after it. */
 		if (source == FROM_STAGING)
-			memcpy(place_of(at->req, page),
-			       e->staging + (uint64_t)slot * ISW_PAGE_BYTES, ISW_PAGE_BYTES);
+			copy_staged(e, at->req, page, slot, &staged);
 		if (open->source != source ||
 		    ((source == FROM_REMOTE || source == QUICKER || source == PAST_REMOTE) &&
 		     (page % ISWI_STRIPE_PAGES == 0 || open->place != iswi_place_at(e, page)))) {
@@ -294,12 +326,13 @@ static void read_group(struct isw_engine *e, struct cursor *at, uint64_t page, u
 				.source = source,
 				.page = page,
 				.place = iswi_place_at(e, page),
-				.crc = iswi_kept32(&e->crc[page]),
+				.number = iswi_seal_number(e, page),
 			};
 		}
 		open->pages++;
 	}
 	pthread_mutex_unlock(&shard->lock);
+	open_staged(e, at->req, group, &staged);
 	for (uint32_t i = 0; i < ended_count; i++)
 		emit(e, at, &ended[i]);
 }
@@ -353,7 +386,7 @@ void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plu
 }
 
 /*
- * The bytes of a page do not match its checksum. The first time it may be a write that went by
+ * The bytes of a page do not match its seal. The first time it may be a write that went by
  * while they travelled, so the page is read again; the second time the source is not believed.
  */
 static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t page, bool remote)
@@ -368,9 +401,9 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 		return op->tried | ISWI_RETRIED;
 	pthread_mutex_lock(&shard->lock);
 	entry = iswi_entry_find(e, page);
-	/* A page that is read again goes alone: op->crc is its checksum when it was asked for. */
+	/* A page that is read again goes alone: op->number is its seal's when it was asked for. */
 	believed = iswi_bit(bits, page) && (!remote || iswi_place_at(e, page) == op->place) &&
-		   (!entry || !entry->version) && iswi_kept32(&e->crc[page]) == op->crc;
+		   (!entry || !entry->version) && iswi_seal_number(e, page) == op->number;
 	/* Kept when it is the only copy: then each read says error, never zeros. */
 	if (believed && remote && e->has_backup && iswi_bit(e->backup_current, page))
 		iswi_remote_valid_clear(e, page);
@@ -389,14 +422,14 @@ static uint8_t mismatch(struct isw_engine *e, const struct iswi_op *op, uint64_t
 	return (op->tried | source) & (uint8_t)~ISWI_RETRIED;
 }
 
-/* Checks what arrived, page by page; reads again what cannot be believed. */
+/* Opens what arrived, page by page; reads again what cannot be believed. */
 static void verify(struct isw_engine *e, const struct iswi_op *op, bool remote)
 {
 	uint64_t page = op->page, end = op->page + op->pages, good = op->pages;
 
 	while (page < end) {
 		uint32_t count = (uint32_t)(iswi_group_end(page, end) - page);
-		uint32_t wrong = iswi_pages_wrong(e, place_of(op->req, page), page, count);
+		uint32_t wrong = iswi_pages_open(e, place_of(op->req, page), page, count);
 
 		for (uint32_t i = 0; wrong; i++, wrong >>= 1) {
 			if (!(wrong & 1))

@@ -9,8 +9,7 @@
 #include <string.h>
 
 #include "engine/ops/ops.h"
-
-#define COPY_PAGES 4u
+#include "engine/state/seal.h"
 
 /* Ops of one slab that are to be sent together. */
 struct batch {
@@ -64,14 +63,14 @@ static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32
 	/* Before anything is sent: a transfer cut in its middle leaves a torn page there. */
 	iswi_remote_valid_clear(e, page);
 	iswi_backup_current_clear(e, page);
-	/* ... and what its checksum was no longer matters. */
-	iswi_keep32(&e->crc[page], e->slots[slot].crc);
+	/* ... and what its seal was no longer matters. */
+	iswi_seal_keep(e, page, &e->slots[slot].seal);
 	if (e->has_backup)
 		iswi_backup_enqueue(e, entry, !mapped);
 	return entry;
 }
 
-/* Stages `count` pages already copied to consecutive slots; fills `batch` with what to send. */
+/* Stages `count` pages already sealed in consecutive slots; fills `batch` with what to send. */
 static uint32_t stage_run(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint32_t slot,
 			  uint32_t count, const struct iswi_use *use, struct batch *batch)
 {
@@ -118,24 +117,6 @@ static void refuse_rest(struct iswi_req *req)
 	req->cursor = end;
 }
 
-/* Few at a time, so that their bytes are still in the cache when they are summed up. */
-static void copy_pages(struct isw_engine *e, uint32_t slot, uint32_t count, const char *from)
-{
-	while (count) {
-		uint32_t crc[COPY_PAGES], n = ISWI_MIN(count, COPY_PAGES);
-		unsigned char *to = e->staging + (uint64_t)slot * ISW_PAGE_BYTES;
-
-		memcpy(to, from, (size_t)n * ISW_PAGE_BYTES);
-		iswi_crc32c_pages(to, n, crc);
-		for (uint32_t i = 0; i < n; i++)
-			e->slots[slot + i].crc = crc[i];
-		iswi_crash_point();
-		slot += n;
-		count -= n;
-		from += (size_t)n * ISW_PAGE_BYTES;
-	}
-}
-
 /*
  * Stages as much of the request as there are buffers for; true when all of it is. Called for a
  * request by one thread at a time.
@@ -163,7 +144,8 @@ static bool stage_request(struct isw_engine *e, struct iswi_req *req, struct isw
 				iswi_place_put(e, slab, use.place);
 			break;
 		}
-		copy_pages(e, slot, count, (char *)req->data + (page - first) * ISW_PAGE_BYTES);
+		iswi_seal_pages(e, page, slot, count,
+				(char *)req->data + (page - first) * ISW_PAGE_BYTES);
 		given += stage_run(e, req, page, slot, count, mapped ? &use : NULL, &batch);
 		req->cursor += count;
 		iswi_count(&e->slabs[slab].page_outs, count);

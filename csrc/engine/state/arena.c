@@ -17,9 +17,10 @@
 #include "engine/state/arena.h"
 #include "engine/state/page.h"
 #include "engine/state/place.h"
+#include "engine/state/seal.h"
 
 #define ARENA_MAGIC   0x314152574b415049ull
-#define ARENA_VERSION 2u
+#define ARENA_VERSION 3u
 
 uint64_t iswi_lay_out(uint64_t *end, uint64_t bytes)
 {
@@ -69,13 +70,14 @@ static int plan_arena(const struct isw_engine *e, struct iswi_arena_header *head
 	header->staging_pages = e->config.staging_pages;
 	header->remotes_max = e->config.remotes_max;
 	header->no_backup = !e->has_backup;
+	header->sealed = iswi_sealed(e);
 	header->size_bytes = e->config.size_bytes;
 	header->slab_bytes = e->config.slab_bytes;
 	header->slabs_offset = iswi_lay_out(&end, e->slabs_count * sizeof(struct iswi_slab));
 	header->remote_valid_offset = iswi_lay_out(&end, groups * sizeof(uint32_t));
 	header->at_place_offset = iswi_lay_out(&end, groups * sizeof(uint32_t));
 	header->backup_current_offset = iswi_lay_out(&end, groups * sizeof(uint32_t));
-	header->crc_offset = iswi_lay_out(&end, e->pages * sizeof(uint32_t));
+	header->seals_offset = iswi_lay_out(&end, e->pages * iswi_seal_bytes(e));
 	header->records_offset =
 		iswi_lay_out(&end, e->config.remotes_max * sizeof(struct iswi_record));
 	header->slots_offset =
@@ -195,6 +197,7 @@ static int check_same(const struct iswi_arena_header *h, const struct iswi_arena
 		{"staging buffers", h->staging_pages, planned->staging_pages},
 		{"donors at most", h->remotes_max, planned->remotes_max},
 		{"backups", !h->no_backup, !planned->no_backup},
+		{"keys for its pages", h->sealed, planned->sealed},
 	};
 
 	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(fields); i++)
@@ -314,7 +317,10 @@ static void use_arena(struct isw_engine *e, unsigned char *base,
 	e->remote_valid = (atomic_uint *)(base + header->remote_valid_offset);
 	e->at_place = (atomic_uint *)(base + header->at_place_offset);
 	e->backup_current = (atomic_uint *)(base + header->backup_current_offset);
-	e->crc = (atomic_uint *)(base + header->crc_offset);
+	if (iswi_sealed(e))
+		e->seals = (struct iswi_kept_seal *)(base + header->seals_offset);
+	else
+		e->crc = (atomic_uint *)(base + header->seals_offset);
 	e->records = (struct iswi_record *)(base + header->records_offset);
 	e->slots = (struct iswi_descriptor *)(base + header->slots_offset);
 	e->staging = base + header->staging_offset;

@@ -18,9 +18,16 @@
  */
 #ifdef ISW_CRASH_POINTS
 void iswi_crash_point(void);
+/* ... and of every nonce before it is used with the key of that salt. */
+void iswi_nonce_point(const unsigned char *salt, uint64_t nonce);
 #else
 static inline void iswi_crash_point(void)
 {
+}
+static inline void iswi_nonce_point(const unsigned char *salt, uint64_t nonce)
+{
+	(void)salt;
+	(void)nonce;
 }
 #endif
 
@@ -45,6 +52,17 @@ static inline uint64_t iswi_kept64(const atomic_uint_fast64_t *at)
 	return atomic_load_explicit(at, memory_order_relaxed);
 }
 
+/* Keys that seal pages, each for a while (state/seal.h); a page's nonce has the number of its. */
+#define ISWI_EPOCHS      64u
+#define ISWI_EPOCH_SHIFT 56u
+#define ISWI_EPOCH_COUNT ((1ull << ISWI_EPOCH_SHIFT) - 1)
+#define ISWI_SALT_BYTES  12u
+
+struct iswi_epoch {
+	unsigned char salt[ISWI_SALT_BYTES];
+	atomic_uint used; /* stored after the salt */
+};
+
 enum iswi_arena_phase {
 	ISWI_ARENA_UNFINISHED, /* being made, or its tables are being loaded */
 	ISWI_ARENA_READY
@@ -61,12 +79,16 @@ struct iswi_arena_header {
 	uint32_t header_crc; /* of all before phase, with header_crc 0 */
 	char boot_id[40];
 	uint64_t bytes, size_bytes, slab_bytes;
-	uint32_t staging_pages, remotes_max, no_backup, reserved;
+	uint32_t staging_pages, remotes_max, no_backup, sealed;
 	uint64_t slabs_offset, remote_valid_offset, at_place_offset, backup_current_offset;
-	uint64_t crc_offset, records_offset;
+	uint64_t seals_offset, records_offset;
 	uint64_t slots_offset, staging_offset;
 
 	atomic_uint phase;
+	/* Of a device that seals. */
+	/* Raised by whoever seals (acquire), replaced by the control thread once a key is there. */
+	atomic_uint_fast64_t next_nonce;
+	struct iswi_epoch epochs[ISWI_EPOCHS];
 };
 
 /* Whose lease a remote is, in Python's words: the newer of the two copies that are whole counts. */
@@ -101,11 +123,21 @@ struct iswi_slab {
 
 #define ISWI_NO_PAGE UINT64_MAX
 
+/* What tells a version of a page from all others: see state/seal.h. */
+struct iswi_seal {
+	uint64_t number; /* its nonce, or its checksum */
+	uint64_t tag[2];
+};
+/* The same in the page table, under the page's shard lock. */
+struct iswi_kept_seal {
+	atomic_uint_fast64_t number, tag[2];
+};
+
 /* Descriptor of one staging buffer. A successor believes it only while it names a page. */
 struct iswi_descriptor {
 	atomic_uint_fast64_t page; /* or ISWI_NO_PAGE; stored last, which commits it (R9) */
 	uint32_t version;
-	uint32_t crc;
+	struct iswi_seal seal;
 };
 
 /* Versions count up and around; those of a page that meet are never far apart. */

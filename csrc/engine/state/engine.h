@@ -31,7 +31,7 @@
  *  R14 A page read ahead (ops/ahead.c) may be had while its bit is set in its group. The bit is set
  *      when the read begins, of a page that is remote-valid where it is read and that no
  *      other group has. It is cleared with remote-valid, by a write, a TRIM or an unmapping, under
- *      the same lock. Bytes come to rest when they match the page's checksum. So they are of the
+ *      the same lock. Bytes come to rest when they match the page's seal. So they are of the
  *      newest version, and never its only copy; and nothing of them is in the arena.
  *  R15 A read ahead on its way holds a use of its place (R5). At rest it is no use, no entry and no
  *      activity. A request that joins has one of its pending there, which is taken once: by the
@@ -44,10 +44,10 @@
  *
  * Rules of the arena. They hold after every single store to it, with or without locks, because the
  * process may be killed there and its successor (recover.c) has nothing else to go by:
- *  R9  A descriptor is committed by the store of its page, after its bytes, version and checksum.
+ *  R9  A descriptor is committed by the store of its page, after its bytes, version and seal.
  *      A page's newest committed descriptor says where it is; without one, its bits do. So
  *      a version is committed before older ones are cleared, then the bits change, then the page's
- *      checksum; and the store that makes a version safe elsewhere (R1) comes before its descriptor
+ *      seal; and the store that makes a version safe elsewhere (R1) comes before its descriptor
  *      is cleared.
  *  R10 Only a page's newest version has a descriptor, except for the moment after a newer one was
  *      committed. A superseded or zeroed version loses its descriptor even while transfers hold its
@@ -61,9 +61,14 @@
  *      its last write. A successor checks everything first and changes nothing if it refuses; after
  *      that, each of its own stores keeps these rules too.
  *
+ *  R17 A nonce is taken by raising the count in the arena, before it is used. The salt of its epoch
+ *      is stored before the epoch counts as used, and that before the count names it. Pages leave
+ *      the memory of requests and of reads ahead only sealed: staging buffers, pairs and transfers
+ *      hold what the cipher made of them. Bytes that do not open are in no request that ends well.
+ *
  * Locks, outermost first (never two of one kind):
  *   isw_engine.control    remotes and slab mapping, control thread only, may block
- *   iswi_shard.lock       entries, versions, page bits and checksums of the shard's pages
+ *   iswi_shard.lock       entries, versions, page bits and seals of the shard's pages
  *   iswi_backup.lock      backup queue, flush state
  *   staging.lock, ops_lock, entries_lock, waiting.lock, ahead.lock   leaves
  * No lock is held while a transport's submit or a request's done runs.
@@ -88,6 +93,9 @@ struct iswi_backup;       /* backup/backup.h */
 struct iswi_remote;       /* remote/remote.h */
 struct iswi_rdma_domains; /* transport/rdma.h */
 struct iswi_ahead;        /* state/ahead.h */
+struct iswi_seal_ops;     /* seal/seal.h */
+struct iswi_sealer;
+struct iswi_kept_seal; /* state/arena.h */
 
 /* What isw_engine_stats copies, by its names. Relaxed: they order nothing. */
 /* clang-format off */
@@ -120,6 +128,10 @@ struct isw_engine {
 	bool has_backup;
 	atomic_bool report_use; /* whoever clears it reports. Pair: tell_of_use() in submit.c */
 
+	const struct iswi_seal_ops *seal_ops;
+	struct iswi_sealer *sealer; /* NULL: pages are not sealed */
+	void *key_held;             /* see iswi_seal_key_hold */
+
 	struct iswi_arena_header *arena;
 	uint64_t arena_bytes;
 	int state_lock_fd; /* its flock says whose the state file is; -1 without one */
@@ -128,8 +140,10 @@ struct isw_engine {
 	struct iswi_slab *slabs;
 	atomic_uint *remote_valid, *backup_current; /* one word a group; shard lock */
 	atomic_uint *at_place;                      /* of a remote-valid page: at which one it is */
-	atomic_uint *crc;                           /* of the newest version; shard lock */
-	struct iswi_record *records;                /* one a remote; control lock */
+	/* Of the newest version; shard lock. One of the two, as the device seals or not. */
+	atomic_uint *crc;
+	struct iswi_kept_seal *seals;
+	struct iswi_record *records; /* one a remote; control lock */
 	struct iswi_descriptor *slots;
 	unsigned char *staging;
 

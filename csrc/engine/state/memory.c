@@ -40,6 +40,8 @@ static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_er
 	if (base == MAP_FAILED)
 		return iswi_error(error, -errno, "cannot get %llu MiB of memory for the device",
 				  (unsigned long long)(end >> 20));
+	/* Pages that were read ahead are there in clear. */
+	(void)madvise(base, end, MADV_DONTDUMP);
 	e->volatile_memory = base;
 	e->volatile_bytes = end;
 	e->shards = (struct iswi_shard *)(base + shards_at);

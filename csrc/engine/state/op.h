@@ -8,7 +8,7 @@
 
 #define ISWI_TRIED_REMOTE 0x3 /* a donor has failed this read: a bit for each place */
 #define ISWI_TRIED_BACKUP 0x4
-#define ISWI_RETRIED      0x8  /* bytes and checksum differed once: a write may have passed by */
+#define ISWI_RETRIED      0x8  /* bytes did not fit their seal once: a write may have passed by */
 #define ISWI_HEDGED       0x10 /* was hedged, in vain: it is not again */
 #define ISWI_PAST_SLOW    0x20 /* from the backup, if that has it */
 
@@ -36,7 +36,7 @@ struct iswi_op {
 	uint32_t slab;
 	uint64_t measured_ns; /* when a read began that measures its source; 0: it does not */
 	uint32_t slot;        /* writes, copies: first of `pages` consecutive staging buffers */
-	uint32_t crc;         /* reads: the first page's checksum when they began */
+	uint64_t number;      /* reads: of the first page's seal when they began */
 	uint32_t remote;      /* where it was sent */
 	atomic_uint hedge;    /* ISWI_HEDGE_*, in the donor's leg; seq_cst: orders the legs' ends */
 	uint8_t load;         /* reads: see state/speed.h */

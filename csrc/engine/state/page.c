@@ -126,20 +126,6 @@ uint32_t iswi_entry_collect(struct isw_engine *e, struct iswi_entry *entry)
 	return given;
 }
 
-uint32_t iswi_pages_wrong(struct isw_engine *e, const unsigned char *data, uint64_t page,
-			  uint32_t count)
-{
-	struct iswi_shard *shard = iswi_shard_of(e, page);
-	uint32_t crc[ISWI_GROUP_PAGES], wrong = 0;
-
-	iswi_crc32c_pages(data, count, crc);
-	pthread_mutex_lock(&shard->lock);
-	for (uint32_t i = 0; i < count; i++)
-		wrong |= (uint32_t)(iswi_kept32(&e->crc[page + i]) != crc[i]) << i;
-	pthread_mutex_unlock(&shard->lock);
-	return wrong;
-}
-
 void iswi_remote_valid_set(struct isw_engine *e, uint64_t page, uint32_t place)
 {
 	/* In this order: see R11. */

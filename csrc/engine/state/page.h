@@ -106,9 +106,6 @@ static inline uint32_t iswi_place_at(const struct isw_engine *e, uint64_t page)
 {
 	return iswi_bit(e->at_place, page);
 }
-/* Of consecutive pages of one group, no lock held: a bit for each whose bytes are not its own. */
-uint32_t iswi_pages_wrong(struct isw_engine *e, const unsigned char *data, uint64_t page,
-			  uint32_t count);
 void iswi_remote_valid_set(struct isw_engine *e, uint64_t page, uint32_t place);
 void iswi_remote_valid_clear(struct isw_engine *e, uint64_t page);
 static inline void iswi_backup_current_set(struct isw_engine *e, uint64_t page)

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from infiniswap.config import Config, DeviceConfig
 from infiniswap.errors import ConfigError, InfiniswapError
-from infiniswap.secret import check_listen_secret, check_metrics_listen, read_password
+from infiniswap.secret import (
+    check_listen_secret,
+    check_metrics_listen,
+    forget_key,
+    host_key_path,
+    read_host_key,
+    read_password,
+)
 from infiniswap.system.backup import check_backup
 from infiniswap.units import MIB
 
@@ -28,6 +35,12 @@ def _keys(config: Config) -> None:
     config.keys()
 
 
+def _host_key(config: Config) -> None:
+    path = host_key_path(config.daemon.state_dir)
+    if os.path.lexists(path):  # the first device that needs it makes it
+        forget_key(read_host_key(path))
+
+
 def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError | str]:
     """Errors, and notes about what matters only to some.
 
@@ -37,6 +50,7 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
     """
     yield from _guard(lambda: check_listen_secret(config.daemon.listen, config.cluster.secret_file))
     yield from _guard(lambda: _keys(config))
+    yield from _guard(lambda: _host_key(config))
     yield from _guard(
         lambda: check_metrics_listen(config.device.metrics_listen, config.metrics_token())
     )

@@ -20,6 +20,7 @@ from infiniswap.device.spec.spec import (
     check_name,
     check_size,
     completed,
+    host_key_file,
     source_fields,
     with_own_values,
     with_secret_file,
@@ -111,6 +112,7 @@ def make_spec(
         ephemeral=ephemeral,
         owner_pid=owner_pid,
         discard_contents=getattr(args, "discard_contents", False),
+        host_key_file=host_key_file(config),
         **source_fields(getattr(args, "config", None), _overrides(args)),
     )
     return spec if priority is None else with_own_values(spec, priority=priority)
@@ -148,12 +150,15 @@ def started_again(
     check_files(config)
     priority = checked_priority(args.priority)
     source = source_fields(args.config, _overrides(args))
+    # A choice of an earlier start: what is kept is as it is, else the configuration says it anew.
+    flags = {key: value for key, value in kept.flags.items() if key != "device.seal"}
     again = msgspec.structs.replace(
         kept,
         config=with_secret_file(completed(config, kept.config)),
         discard_contents=bool(args.discard_contents),
         config_file=source["config_file"],
-        flags={**kept.flags, **source["flags"]},
+        flags={**flags, **source["flags"]},
+        host_key_file=host_key_file(config),
     )
     options = {
         "slab_bytes": args.slab,
@@ -163,6 +168,8 @@ def started_again(
     }
     own = {key: getattr(kept.config.device, key) for key in options if options[key] is None}
     own["priority"] = kept.config.device.priority if priority is None else priority
+    if contents.keeps_contents(kept) and not args.discard_contents:
+        own["seal"] = kept.config.device.seal
     return with_own_values(again, **own)
 
 

@@ -61,6 +61,7 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
         ("size", f"{format_size(status.size_bytes)}, slabs of {format_size(status.slab_bytes)}"),
         ("path", f"{status.path} ({status.frontend})"),
         ("backup", status.backup or "none"),
+        ("sealed", "yes" if status.sealed else "no"),
         ("swap", swap),
         ("slabs", ", ".join(f"{count} {state}" for state, count in status.slabs.items() if count)),
         ("on donors", format_size_short(status.pages_on_donors * PAGE_BYTES)),

@@ -27,6 +27,10 @@ _ALARMS: Final = (
         "was given up",
         "infiniswap status (see that donor's log; the device tries it again on its own)",
     ),
+    (
+        "gets no further slabs",
+        "infiniswap status (test that host's memory, and the network to it; use a backup)",
+    ),
     ("neither a donor nor a backup", "infiniswap status (start more donors, or raise their pool)"),
     ("are lost with donors", "end the programs that use it, then: infiniswap device remove {name}"),
     ("front end has ended", "infiniswap device restart {name}"),

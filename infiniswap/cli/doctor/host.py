@@ -14,6 +14,8 @@ from infiniswap.cli.doctor.finding import Finding, degraded, good, missing
 from infiniswap.config import Config
 from infiniswap.device.frontends import FRONT_ENDS, Places
 from infiniswap.device.frontends.base import Condition, FrontEnd
+from infiniswap.engine.seal import SealKeys
+from infiniswap.errors import UnavailableError
 from infiniswap.rights import has, lacking, way_to
 from infiniswap.system.files import PROC, SYS, read_text, try_read_text
 from infiniswap.system.keep_awake import HALTPOLL, CpuLatencyRequest, IdleHost, idle_host
@@ -77,6 +79,32 @@ def library() -> Iterator[Finding]:
                 f"this build has no {name}",
                 f"apt install {front_end.packages}; then install Infiniswap again",
             )
+
+
+def seal(config: Config, keys: SealKeys | None = None) -> Iterator[Finding]:
+    """Which library seals pages."""
+    try:
+        if keys is None:
+            from infiniswap.engine.native_seal import NativeSealKeys
+
+            keys = NativeSealKeys()
+        library = keys.library()
+    except ImportError:
+        return  # `library` says so
+    except UnavailableError as error:
+        if config.device.seal:
+            yield missing("seal", error.what, error.mend)
+            return
+        library = ""
+    if config.device.seal:
+        yield good("seal", f"devices seal their pages (AES-256-GCM by {library})")
+        return
+    yield degraded(
+        "seal",
+        "devices do not seal their pages (device.seal is false): donors, the network and the "
+        "backup have them in plain text",
+        "seal = true under [device], then stop and start the devices",
+    )
 
 
 def front_ends(places: Places | None = None) -> Iterator[Finding]:

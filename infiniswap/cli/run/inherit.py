@@ -118,6 +118,12 @@ def _differences(
     if _is_given(args, config, "slab") and device.slab_bytes != its_device.slab_bytes:
         theirs = format_size(its_device.slab_bytes)
         yield differs("slab", "device.slab", theirs, theirs)
+    if device.seal != its_device.seal:
+        yield _Difference(
+            "device.seal",
+            str(its_device.seal).lower(),
+            f"Set seal = {str(its_device.seal).lower()} under [device] to use the same",
+        )
     backup, asked = _their_backup(other), _asked_backup(args.backup)
     if asked is None and backup == "none":
         yield _Difference("--backup", "none", "Also give --backup none --allow-data-loss")

@@ -42,8 +42,8 @@ class LeftPlace:
 def places(root: Path, config: Config) -> tuple[LeftPlace, ...]:
     """Every directory that daemon, devices and `infiniswap init` make, below the root."""
     purge = "infiniswap service uninstall --purge"
-    of_donor = ("*.drain", "donor.pem", "donor.crt", "host-secret")
-    contents = ("*.device", "*.tables", "*.backup", *of_donor)
+    state = ("*.drain", "donor.pem", "donor.crt", "host-secret", "host-key")
+    contents = ("*.device", "*.tables", "*.key", "*.backup", *state)
     found = [
         LeftPlace(
             DEFAULT_PATH.parent,
@@ -53,7 +53,7 @@ def places(root: Path, config: Config) -> tuple[LeftPlace, ...]:
             tuple(_named(config)),
         ),
         LeftPlace(config.device.backup_dir, "contents of stopped devices", purge, contents),
-        LeftPlace(config.daemon.state_dir, "state of the donor", purge, of_donor),
+        LeftPlace(config.daemon.state_dir, "state of the donor", purge, state),
         LeftPlace(
             config.device.run_dir, "devices that run or have died", "infiniswap device remove NAME"
         ),

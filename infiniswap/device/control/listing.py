@@ -42,6 +42,7 @@ def local_devices(run_dir: Path, backup_dir: Path) -> list[dict[str, object]]:
                 "in_disk_bytes": stats["pages_in_backup"] * PAGE_BYTES,
                 "out_bytes": stats["pages_out"] * PAGE_BYTES,
                 "awake": status.awake,
+                "sealed": status.sealed,
                 "errors": sum(stats[key] for key in _ERRORS),
                 "alarms": "; ".join(status.alarms),
                 "transport_reasons": transport_reasons(status.donors),

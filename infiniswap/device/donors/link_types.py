@@ -55,5 +55,9 @@ class SlabKeeper(Protocol):
     def distrusted(self, link: DonorLink, why: str) -> None:
         """The donor is given up for its faults: it gets no slab for a while."""
 
+    def avoided(self, link: DonorLink, why: str) -> None:
+        """The donor keeps its slabs in spite of its faults, as there is no backup: it gets no
+        further ones for a while."""
+
     def pages_lost(self, pages: int) -> None:
         """`pages` pages had no other copy."""

@@ -136,7 +136,11 @@ class Recovery:
         if self._faults.bad_pages == 1:
             about = events.about(events.DONOR_DISTRUSTED, donor=self._address)
             log.error("donor %s: page %d came with other bytes", self._address, page, extra=about)
-        self._judge(why)
+        if why and not self._connections.config.has_backup:
+            self._faults.kept()
+            self._keeper.avoided(self._link, why)
+        else:
+            self._judge(why)
 
     def refused(self) -> None:
         """The donor refuses requests for a slab that it had taken on."""

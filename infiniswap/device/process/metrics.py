@@ -144,6 +144,7 @@ METRICS: Final = (
         ),
         ("remote_valid_pages", "Pages with a valid copy on a donor.", "pages_on_donors"),
         ("processors_awake", "1 while the device keeps processors awake.", "awake"),
+        ("sealed", "1 if pages leave the device's process sealed.", "sealed"),
     ),
     *_each(
         "gauge",

@@ -25,12 +25,14 @@ from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.frontends.taken_away import TakenAway
 from infiniswap.device.off_loop import run_to_end
 from infiniswap.device.process.runs import Runs
+from infiniswap.device.process.tend import tend_key
 from infiniswap.device.slabs.finder import Finder
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.device.spec import contents, rundir
+from infiniswap.device.spec.device_key import DeviceKey
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.device.succession.hand_over import Succession
-from infiniswap.device.succession.holder import Holder
+from infiniswap.device.succession.holder import KEY, Holder
 from infiniswap.device.succession.repairs import Repairs
 from infiniswap.device.succession.standby import warm_up
 from infiniswap.engine.protocol import Engine, EngineConfig
@@ -58,6 +60,7 @@ class Parts:
         stop_lock: held while it is stopped.
         was_kept: it is started again after a stop.
         begun: its contents may have changed.
+        key: that seals its pages.
         attachment: None until there is something to attach.
         lock_fd: of the device's name; -1: not taken.
         degraded: swap-safety measures that this host refuses.
@@ -73,6 +76,7 @@ class Parts:
         self.stop_lock = asyncio.Lock()
         self.was_kept = False
         self.begun = False
+        self.key = DeviceKey()
         self.attachment: Attachment | None = None
         self.lock_fd = -1
         self.degraded: list[str] = []
@@ -142,6 +146,7 @@ class Parts:
         try:
             self._engine = self._new_engine(state)
             self.succession.keep_state(state)
+            self.succession.keep_key(self.key.fd)
         finally:
             if state >= 0:
                 os.close(state)
@@ -170,6 +175,7 @@ class Parts:
                 hedge_us_min=device.hedge_ms * 1000,
                 no_backup=spec.backup is None,
                 state_fd=state_fd,
+                seal_key_fd=self.key.fd,
                 standby=standby,
             ),
             None if standby else spec.backup,
@@ -244,6 +250,11 @@ class Parts:
         self.mapper.events.on_use.append(self.keep_awake.used)
         self._loop("keep-awake", self.keep_awake.run())
 
+    def start_tending(self) -> None:
+        """The loop that gets the engine another key in time."""
+        if self.key.fd >= 0:
+            self._loop("key", tend_key(self.engine, self.key))
+
     def _loop(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._loops.add(asyncio.create_task(work, name=name))
 
@@ -290,6 +301,7 @@ class Parts:
                 log.error("the contents could not be kept: %s", error, extra=_NOT_KEPT)
                 failure = error
         await self._close()
+        failure = self._forget_key() or failure
         if remove:
             try:
                 contents.delete(self.paths, self.spec)
@@ -301,6 +313,16 @@ class Parts:
             os.close(self.lock_fd)
             self.lock_fd = -1
         return failure
+
+    def _forget_key(self) -> InfiniswapError | None:
+        """After the engine's end, and when no standby can take over any more."""
+        try:
+            self.key.forget()
+        except InfiniswapError as error:
+            log.error("the device's key could not be overwritten: %s", error)
+            return error
+        self.holder.drop(KEY)
+        return None
 
     async def _close(self) -> None:
         await self.finder.close()

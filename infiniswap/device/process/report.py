@@ -73,6 +73,7 @@ def snapshot(
             used_bytes=attachment.swap_used_bytes(),
         ),
         ephemeral=spec.ephemeral,
+        sealed=spec.config.device.seal,
         state=parts.state,
         slabs=mapper.slab_states(),
         pages_on_donors=sum(slab.remote_valid_pages for slab in engine.slabs()),
@@ -85,6 +86,7 @@ def snapshot(
         page_in_us_p99=p99_ns / 1000,
         degraded=[
             *parts.degraded,
+            *parts.key.degraded(spec),
             *([str(problem)] if problem else []),
             *reloaded,
             *parts.succession.degraded(),

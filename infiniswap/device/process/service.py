@@ -103,9 +103,9 @@ class DeviceService:
         self._start.interrupt()
         return True
 
-    def prepare(self, state_fd: int, note: bytes) -> None:
+    def prepare(self, state_fd: int, key_fd: int, note: bytes) -> None:
         """See take_over.prepare."""
-        take_over.prepare(self._parts, state_fd, note)
+        take_over.prepare(self._parts, state_fd, key_fd, note)
 
     async def take_over(self, turn: TakeOver) -> None:
         """See take_over.take_over."""
@@ -255,6 +255,7 @@ class DeviceService:
         if not remove and contents.keeps_contents(self.spec):
             # While it can still be refused: a backup that fails is no place to stop at.
             await parts.blocking(lambda: parts.engine.settle(contents.SETTLE_MS_MAX))
+            await parts.blocking(lambda: parts.key.keep(parts.paths, parts.spec))
         # The point of no return for a `run` that comes now: it starts a device of its own.
         self.holder.ending()
         await parts.blocking(attachment.detach_device)

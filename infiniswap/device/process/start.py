@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 
+from infiniswap import events
 from infiniswap.device import frontends
 from infiniswap.device.api import Ready
 from infiniswap.device.donors.check import check_donors
@@ -69,6 +70,7 @@ class Start:
                 self._runs.join(spec.owner_pid)
             parts.was_kept = parts.paths.kept.exists()
             contents.check(parts.paths, spec)
+            await parts.blocking(lambda: parts.key.begin(parts.paths, spec))
             client = parts.make_client()
             await parts.finder.begin()
             parts.warnings += await check_donors(parts.finder, spec, parts.identity, client)
@@ -76,15 +78,17 @@ class Start:
             parts.start_mapper()
             parts.finder.follow()
             parts.start_waker()
+            parts.start_tending()
             if spec.backup is None:
                 await parts.map_everything()
             attachment = parts.attachment = Attachment(spec, parts.paths, choice)
             rundir.write_record(parts.paths.record, spec)
             parts.begun = True
-            await parts.blocking(lambda: contents.begin(parts.paths, spec))
+            await parts.blocking(self._begin_contents)
             await parts.blocking(lambda: attachment.attach_device(parts.engine))
             parts.start_repairs(attachment)
             parts.succession.keep_device(spec, attachment)
+            self._tell_of_seals()
             self._make_safe(choice.frontend)
             if spec.swap:
                 await parts.blocking(attachment.attach_swap)
@@ -100,6 +104,22 @@ class Start:
             why=choice.why,
             warnings=parts.warnings,
         )
+
+    def _begin_contents(self) -> None:
+        """The last step before pages are written. Blocking."""
+        parts = self._parts
+        contents.begin(parts.paths, parts.spec)
+        parts.key.keep(parts.paths, parts.spec)
+        contents.renew_seals(parts.engine, parts.spec)
+
+    def _tell_of_seals(self) -> None:
+        key = self._parts.key
+        if key.library:
+            log.info("pages are sealed (AES-256-GCM by %s)", key.library)
+            return
+        for sentence in key.degraded(self._parts.spec):
+            log.warning("%s", sentence, extra=events.about(events.NOT_SEALED))
+            self._parts.warnings.append(sentence)
 
     def _make_safe(self, frontend: str) -> None:
         parts = self._parts

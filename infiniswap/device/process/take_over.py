@@ -19,14 +19,20 @@ from infiniswap.device.succession import hand_over, standby
 from infiniswap.device.succession.holder import LOCK, TakeOver
 
 
-def prepare(parts: Parts, state_fd: int, note: bytes) -> None:
+def prepare(parts: Parts, state_fd: int, key_fd: int, note: bytes) -> None:
     """As standby: makes everything that can be made before its turn. Blocking, without event loop.
+
+    Args:
+        parts: none is made yet.
+        state_fd, key_fd: the predecessor's, of state file and key; they stay the caller's.
+        note: of the predecessor's front end.
 
     Raises:
         InfiniswapError: this code cannot take the device over.
     """
     parts.make_client()
     parts.succession.note = note
+    parts.key.inherit(key_fd, parts.spec)
     state = hand_over.reopen(state_fd)
     try:
         standby.check_state(state, parts.spec)
@@ -65,4 +71,5 @@ async def take_over(parts: Parts, runs: Runs, turn: TakeOver) -> None:
     parts.finder.follow()
     parts.start_repairs(attachment)
     parts.start_waker()
+    parts.start_tending()
     runs.watch_again()

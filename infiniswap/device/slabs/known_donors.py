@@ -91,6 +91,15 @@ class KnownDonors:
         sentence = f"donor {link.address} was given up for {wait_s:.0f} s: {why}"
         self._alarms.sound(_alarm(link), sentence, events.DONOR_DISTRUSTED, donor=link.address)
 
+    def avoided(self, link: DonorLink, why: str) -> None:
+        """A donor gets no further slabs for its faults, and keeps those that it has."""
+        wait_s = self.backoff.distrusted(link, asyncio.get_running_loop().time())
+        sentence = (
+            f"donor {link.address} gets no further slabs for {wait_s:.0f} s: {why}. It keeps those "
+            "that it has, as there is no backup"
+        )
+        self._alarms.sound(_alarm(link), sentence, events.DONOR_DISTRUSTED, donor=link.address)
+
 
 def _alarm(link: DonorLink) -> str:
     return f"donor {link.address}"

@@ -147,6 +147,10 @@ class SlabMapper:
         """A donor is given up for its faults."""
         self.known_donors.distrusted(link, why)
 
+    def avoided(self, link: DonorLink, why: str) -> None:
+        """A donor with faults keeps what only it has."""
+        self.known_donors.avoided(link, why)
+
     def pages_lost(self, pages: int) -> None:
         """So many pages had no other copy. Reading one is an error from now on, never zeros."""
         self.counts.lost_pages += pages

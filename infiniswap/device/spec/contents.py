@@ -3,7 +3,8 @@
 
 The record (`NAME.device`) is written before the first page and stays until `remove`. The tables
 (`NAME.tables`) exist only while the device is stopped: a start removes them before the first write,
-and a stop writes them again. A record without tables and without a process therefore means that
+and a stop writes them again. Sealed contents have their key beside them (`NAME.key`, see
+device_key). A record without tables and without a process therefore means that
 the process died. The newest pages of the backup are then unknown. A start refuses such a device,
 because serving zeros or old pages as its contents would be worse than losing them. Swap space loses
 nothing, because every start makes it again.
@@ -36,6 +37,11 @@ def keeps_record(spec: DeviceSpec) -> bool:
 def keeps_contents(spec: DeviceSpec) -> bool:
     """Whether its bytes outlive a stop."""
     return not spec.ephemeral and not spec.swap and spec.backup is not None
+
+
+def are_kept(paths: DevicePaths, spec: DeviceSpec) -> bool:
+    """Whether a start goes on with contents that a stop has kept."""
+    return keeps_contents(spec) and not spec.discard_contents and paths.tables.exists()
 
 
 def are_lost(paths: DevicePaths, kept: DeviceSpec) -> bool:
@@ -83,7 +89,7 @@ def load(engine: Engine, paths: DevicePaths, spec: DeviceSpec) -> None:
     Raises:
         BackupError: they cannot be read.
     """
-    if spec.discard_contents or not keeps_contents(spec) or not paths.tables.exists():
+    if not are_kept(paths, spec):
         return
     try:
         engine.load_tables(str(paths.tables))
@@ -108,6 +114,26 @@ def begin(paths: DevicePaths, spec: DeviceSpec) -> None:
     _durably(paths, lambda: paths.tables.unlink(missing_ok=True))
 
 
+def renew_seals(engine: Engine, spec: DeviceSpec) -> None:
+    """After `load` and `begin`, before any front end: makes room for another start's key. Takes as
+    long as it takes to read and write the pages of the oldest start, once in many starts.
+
+    Raises:
+        BackupError: a page cannot be read or written.
+    """
+    if not (spec.config.device.seal and keeps_contents(spec)):
+        return
+    try:
+        engine.seal_anew()
+    except EngineError as error:
+        raise BackupError(
+            f"the contents of device {spec.name} cannot be sealed anew: {error.what}",
+            where=spec.backup or "",
+            mend="Check that disk (dmesg | tail), then start the device again. Or begin with "
+            f"zeros: infiniswap device start {spec.name} --discard-contents.",
+        ) from error
+
+
 def save(engine: Engine, paths: DevicePaths, spec: DeviceSpec) -> None:
     """Saves the contents, after the front end has gone.
 
@@ -126,7 +152,7 @@ def delete(paths: DevicePaths, spec: DeviceSpec) -> None:
     Raises:
         NotPermittedError, SystemCallError: a file cannot be deleted.
     """
-    files = [paths.tables, paths.kept]
+    files = [paths.tables, paths.key, paths.key.with_name(f"{paths.key.name}.new"), paths.kept]
     if spec.backup_owned and spec.backup is not None:
         files.append(Path(spec.backup))
     for path in files:

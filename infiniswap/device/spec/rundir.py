@@ -4,8 +4,8 @@
 A running device has `RUN_DIR/NAME/` with `device.json` (its spec), `control.sock` (its control
 API), `lock` (held by its process and the holder: this lock, not a pid, says whether it runs),
 `state` (for a successor), `runs/` (the runs that use it), `mnt/` (the fuse mount) and `log`. A
-stopped device whose contents are kept has `BACKUP_DIR/NAME.device` (its spec) beside `NAME.backup`
-and `NAME.tables`.
+stopped device whose contents are kept has `BACKUP_DIR/NAME.device` (its spec) beside `NAME.backup`,
+`NAME.tables` and `NAME.key`.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class DevicePaths:
     """The spec of a stopped device whose contents are kept."""
     tables = _Path("store", "{name}.tables")
     """Which pages the backup of a stopped device holds."""
+    key = _Path("store", "{name}.key")
+    """The key that seals what is kept, itself sealed with the host's."""
     backup = _Path("store", "{name}.backup")
     """The default backup."""
 

@@ -24,7 +24,7 @@ from infiniswap.config import (
 from infiniswap.control.text import clean_text
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.json_text import NotJsonError, decode_json
-from infiniswap.secret import check_metrics_listen
+from infiniswap.secret import check_metrics_listen, host_key_path
 from infiniswap.units import PAGE_BYTES, HostPort, format_size
 
 NAME_LENGTH_MAX: Final = 32
@@ -46,6 +46,8 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         config_file: as named at the start; None: wherever the configuration is looked for.
         flags: values that override the configuration whenever it is read again, `section.key` to
             text: those of the command line, and the device's own.
+        host_key_file: with which the key of a device that keeps its contents is sealed; empty: the
+            record of a release without sealed pages.
     """
 
     name: str
@@ -60,6 +62,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
     discard_contents: bool = False
     config_file: str | None = None
     flags: dict[str, str] = {}
+    host_key_file: str = ""
 
     @property
     def slab_count(self) -> int:
@@ -70,7 +73,8 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
 class _Record(Struct, frozen=True, kw_only=True):
     """A spec as JSON: in files, and as devices of every release read it from each other.
 
-    Release 0.1 reads slab_bytes, frontend, transport and priority here, not in `config`.
+    Release 0.1 reads slab_bytes, frontend, transport and priority here, not in `config`, and does
+    not write `seal`: its pages are plain.
     """
 
     name: str
@@ -97,11 +101,13 @@ class _Record(Struct, frozen=True, kw_only=True):
     config_file: str | None = None
     flags: dict[str, str] = {}
     metrics_token_file: Path | None = None
+    seal: bool = False
+    host_key_file: str = ""
 
 
 _SPEC_FIELDS: Final = frozenset(DeviceSpec.__struct_fields__) - {"config"}
 _CLUSTER_FIELDS: Final = ("secret_file", "peers_file", "metrics_token_file", "ask_s")
-_DEVICE_FIELDS: Final = ("slab_bytes", "frontend", "transport", "priority")
+_DEVICE_FIELDS: Final = ("slab_bytes", "frontend", "transport", "priority", "seal")
 
 
 def with_own_values(spec: DeviceSpec, **values: Any) -> DeviceSpec:
@@ -117,9 +123,16 @@ def with_own_values(spec: DeviceSpec, **values: Any) -> DeviceSpec:
         for entry in dataclasses.fields(device)
         if entry.name in values and values[entry.name] != getattr(device, entry.name)
     }
-    flags = {key: "auto" if value is None else str(value) for key, value in own.items()}
+    flags = {key: _flag(value) for key, value in own.items()}
     config = dataclasses.replace(spec.config, device=dataclasses.replace(device, **values))
     return msgspec.structs.replace(spec, config=config, flags={**spec.flags, **flags})
+
+
+def _flag(value: object) -> str:
+    """A value as the configuration reads it."""
+    if value is None:
+        return "auto"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def names_donors(config: Config) -> bool:
@@ -144,6 +157,11 @@ def completed(config: Config, before: Config) -> Config:
     secret_file = cluster.secret_file or before.cluster.secret_file
     cluster = dataclasses.replace(cluster, secret_file=secret_file)
     return dataclasses.replace(config, cluster=cluster, mqtt=mqtt)
+
+
+def host_key_file(config: Config) -> str:
+    """See DeviceSpec."""
+    return str(host_key_path(config.daemon.state_dir))
 
 
 def with_secret_file(config: Config) -> Config:

@@ -21,6 +21,7 @@ from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec, decode_spec, encode_spec, with_own_values
 from infiniswap.device.succession.holder import (
+    KEY,
     LOCK,
     SPEC,
     STATE,
@@ -98,6 +99,12 @@ class Succession:
             self.holder.keep(STATE, copy)
             os.close(copy)
 
+    def keep_key(self, fd: int) -> None:
+        """Gives the key that seals the pages to the holder. It is memory that is never swapped out;
+        what is kept is a descriptor of it. -1: there is none."""
+        if fd >= 0:
+            self.holder.keep(KEY, fd)
+
     def keep_device(self, spec: DeviceSpec, attachment: Attachment) -> None:
         """Keeps what is attached, and with which front end: a successor must not choose another."""
         if not self.holder.present:
@@ -153,7 +160,7 @@ class Succession:
             extra=events.about(events.TAKE_OVER),
         )
         spec = newest(descriptors[SPEC], spec)
-        for name in (SPEC, STATE):
+        for name in {SPEC, STATE, KEY} & descriptors.keys():  # known since `prepare`
             os.close(descriptors.pop(name))
         return spec, descriptors
 

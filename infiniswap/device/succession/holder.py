@@ -29,6 +29,7 @@ READY_FD = 5
 
 SPEC = "spec"
 STATE = "state"
+KEY = "key"
 LOCK = "lock"
 LOG = "log"
 UNSAID = "unsaid"

@@ -6,7 +6,7 @@
  *     isw-bench-engine-load --port P --token T --slots N --slab-bytes B
  *                      [--op read|write] [--depth 1] [--threads 1] [--queues 2] [--ms 1000]
  *                      [--request-bytes 4096] [--backup PATH] [--watch PID]
- *                      [--host ADDRESS] [--rdma 1] [--wait-ms 10000]
+ *                      [--host ADDRESS] [--rdma 1] [--seal 1] [--wait-ms 10000]
  *
  * "done": from submit until the engine says that the request is done. "round": until the thread
  * that submitted it has woken up and seen that. --watch adds another process's processor time.
@@ -244,6 +244,7 @@ static isw_engine *connect_engine(int argc, char **argv, uint64_t requests_max)
 		.backup_writers = 2,
 		.backup_readers = 4,
 		.flags = backup ? 0 : ISW_ENGINE_NO_BACKUP,
+		.seal_key_fd = -1,
 	};
 	struct isw_remote_config donor = {
 		.host = bench_option(argc, argv, "host", "127.0.0.1"),
@@ -261,6 +262,11 @@ static isw_engine *connect_engine(int argc, char **argv, uint64_t requests_max)
 
 	if (slots > SLOTS_MAX || donor.queues > ISW_RDMA_QUEUES_MAX)
 		bench_die("at most %u slots and %u queues", SLOTS_MAX, ISW_RDMA_QUEUES_MAX);
+	if (bench_number(argc, argv, "seal", 0)) {
+		config.flags |= ISW_ENGINE_SEAL;
+		if (isw_seal_key_make(&config.seal_key_fd, &error))
+			bench_die("%s", error.text);
+	}
 	if (isw_engine_create(&config, backup, &engine, &error))
 		bench_die("%s", error.text);
 	if (rdma) {

@@ -8,7 +8,16 @@ import shlex
 from infiniswap.units import PAGE_BYTES
 from isw_bench.bench import Settings
 from isw_bench.machine import PEERS
-from isw_bench.peers import compressed, demo, donor, engine, page_out, process, swapping
+from isw_bench.peers import (
+    compressed,
+    demo,
+    donor,
+    engine,
+    page_out,
+    process,
+    sealed,
+    swapping,
+)
 from isw_bench.suite import Option, Suite
 
 
@@ -35,9 +44,11 @@ SUITE = Suite(
     description="Compares Infiniswap with its floor, its peers and disks.",
     comparisons={
         module.KEY: module
-        for module in (donor, engine, swapping, page_out, compressed, process, demo)
+        for module in (donor, engine, sealed, swapping, page_out, compressed, process, demo)
     },
-    timed=frozenset({donor.KEY, engine.KEY, swapping.KEY, page_out.KEY, compressed.KEY}),
+    timed=frozenset(
+        {donor.KEY, engine.KEY, sealed.KEY, swapping.KEY, page_out.KEY, compressed.KEY}
+    ),
     packages=PEERS,
     options=(
         Option("--donor-size", "donor_bytes", "256M", "store of the server comparisons"),
