@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn
 from infiniswap.config_values import convert, nearest
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.keys import Keys
+from infiniswap.own_code import CODE_OWNER
 from infiniswap.peers import read_peers
 from infiniswap.rights import refused_reading
 from infiniswap.secret import host_keys, host_secret_path, read_metrics_token, read_secret
@@ -44,7 +45,7 @@ from infiniswap.units import (
 DEFAULT_PATH: Final = Path("/etc/infiniswap/infiniswap.toml")
 
 _ENV_PREFIX = "INFINISWAP_"
-_ENV_NOT_KEYS = frozenset({"INFINISWAP_CONFIG", "INFINISWAP_CI"})
+_ENV_NOT_KEYS = frozenset({"INFINISWAP_CONFIG", "INFINISWAP_CI", CODE_OWNER})
 _ENV_OTHERS_PREFIXES = ("INFINISWAP_TEST_", "INFINISWAP_VM")
 _CONFIG_FILE_BYTES_MAX = MIB
 
