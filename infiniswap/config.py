@@ -109,6 +109,11 @@ def _addresses(default_port: int, **marks: str) -> Any:
     return _key((), "addresses", marks, port=default_port)
 
 
+LOCAL_DIR: Final = "local"
+"""Directory of daemons' Unix sockets below daemon.run_dir. Where root prepares the run directory
+for a daemon that is another user's, this part of it is that user's."""
+
+
 @dataclass(frozen=True, slots=True)
 class DaemonConfig:
     """[daemon]: a donor."""
@@ -143,7 +148,7 @@ class DaemonConfig:
     """Share of the pool that one consumer may keep while another consumer needs memory."""
     lease_grace_s: float = _float(10.0, low=0.0, high=3600.0)
     """Seconds that a lease without session and connections waits for its device."""
-    state_dir: Path = _path(Path("/var/lib/infiniswap"))
+    state_dir: Path = _path(Path("/var/lib/infiniswapd"))
     """Directory that records whether this donor is drained, and keeps its certificate and the
     secret of a host that has no other. Users other than root who cannot write there have
     $XDG_STATE_HOME/infiniswap (~/.local/state/infiniswap) instead."""
