@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap.config import DEFAULT_PATH, SECTIONS, Config
+from infiniswap.config import DEFAULT_PATH, SECTIONS, Config, DaemonConfig
 from infiniswap.device.spec.rundir import LINK_DIR
 from infiniswap.errors import from_oserror
 
@@ -54,6 +54,8 @@ def places(root: Path, config: Config) -> tuple[LeftPlace, ...]:
         ),
         LeftPlace(config.device.backup_dir, "contents of stopped devices", purge, contents),
         LeftPlace(config.daemon.state_dir, "state of the donor", purge, of_donor),
+        # systemd makes it in any case.
+        LeftPlace(DaemonConfig().state_dir, "state of the donor", purge, of_donor),
         LeftPlace(
             config.device.run_dir, "devices that run or have died", "infiniswap device remove NAME"
         ),

@@ -23,7 +23,6 @@ from support.jobs.runwatch import GROUP, as_user, make_user, run_argv, watch
 from support.machine.runmode import FULL
 from support.machine.stopping import stopped
 
-import infiniswap
 from infiniswap.device.control import client
 from infiniswap.device.spec.rundir import DevicePaths, paths_of
 from infiniswap.errors import InfiniswapError
@@ -34,7 +33,6 @@ from infiniswap.units import MIB
 NAME = "down"
 MEMBER = "isw-carol"
 PORT = 9471
-CHECKOUT = Path(infiniswap.__file__).parents[1]
 CONFIG = Path("/etc/infiniswap")
 DEVICE = f"infiniswap-device@{NAME}.service"
 SWAPPED_BYTES = 8 * MIB
@@ -83,14 +81,10 @@ def settings(frontend: str, directory: Path) -> None:
     )
     for unit in ("infiniswapd.service", DEVICE):
         drop_in = Path("/run/systemd/system") / f"{unit}.d"
-        drop_in.mkdir()
+        drop_in.mkdir(exist_ok=True)
         (drop_in / "log.conf").write_text(
             f"[Service]\nStandardError=append:{directory}/{unit}.log\n"
-            f"Environment={CODE_OWNER}={os.environ[CODE_OWNER]}\n"
         )
-    if CHECKOUT.is_relative_to("/tmp"):  # of which the daemon has one of its own
-        drop_in = Path("/run/systemd/system/infiniswapd.service.d/checkout.conf")
-        drop_in.write_text(f"[Service]\nBindReadOnlyPaths={CHECKOUT}\n")
 
 
 def device_unit() -> str:
@@ -117,12 +111,6 @@ def rights() -> None:
 def status_of(paths: DevicePaths) -> Any:
     """Of the device's take-overs."""
     return client.status(paths).succession
-
-
-def open_the_way() -> None:
-    """The interpreter may be below root's home, as on the host. A guest has files of its own."""
-    for directory in Path(os.path.realpath(sys.executable)).parents:
-        directory.chmod(directory.stat().st_mode | 0o011)
 
 
 def process_rights(proc: Path) -> dict[str, Any]:
@@ -245,7 +233,6 @@ def systemd_value(unit: str, name: str) -> int:
 
 def main(frontend: str, directory: Path, pagecheck: Path) -> None:
     settings(frontend, directory)
-    open_the_way()
     run(sys.executable, "-m", "infiniswap", "service", "install")
     run("systemctl", "enable", "infiniswapd.service", DEVICE)
     run("systemctl", "start", "multi-user.target")  # as at boot: nobody names them

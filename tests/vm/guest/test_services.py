@@ -55,14 +55,17 @@ class Host:
 def serves(frontend: str, node: Path) -> bool:
     """Whether a process stands behind the block device."""
     block = Path("/sys/block", node.name)
-    return (block / "pid").exists() if frontend == "nbd" else block.exists()
+    return (block / {"nbd": "pid", "fuse": "loop", "ublk": ""}[frontend]).exists()
 
 
-@pytest.fixture(scope="module", params=["ublk", pytest.param("nbd", marks=pytest.mark.full)])
+@pytest.fixture(
+    scope="module",
+    params=["ublk", *(pytest.param(name, marks=pytest.mark.full) for name in ("nbd", "fuse"))],
+)
 def host(request: pytest.FixtureRequest, pagecheck: Path) -> Host:
     """Boots it, once for all tests; it runs until it has shut itself down."""
     frontend = str(request.param)
-    run("modprobe", {"nbd": "nbd", "ublk": "ublk_drv"}[frontend])
+    run("modprobe", {"nbd": "nbd", "fuse": "fuse", "ublk": "ublk_drv"}[frontend])
     directory = disk_directory()
     directory.chmod(0o755)  # for a member, who has to execute the job
     job = str(shutil.copy(pagecheck, directory))
