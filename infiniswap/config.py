@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn
 from infiniswap.config_values import convert, nearest
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.keys import Keys
+from infiniswap.own_code import CODE_OWNER
 from infiniswap.peers import read_peers
 from infiniswap.rights import refused_reading
 from infiniswap.secret import host_keys, host_secret_path, read_metrics_token, read_secret
@@ -44,7 +45,7 @@ from infiniswap.units import (
 DEFAULT_PATH: Final = Path("/etc/infiniswap/infiniswap.toml")
 
 _ENV_PREFIX = "INFINISWAP_"
-_ENV_NOT_KEYS = frozenset({"INFINISWAP_CONFIG", "INFINISWAP_CI"})
+_ENV_NOT_KEYS = frozenset({"INFINISWAP_CONFIG", "INFINISWAP_CI", CODE_OWNER})
 _ENV_OTHERS_PREFIXES = ("INFINISWAP_TEST_", "INFINISWAP_VM")
 _CONFIG_FILE_BYTES_MAX = MIB
 
@@ -112,6 +113,11 @@ def _addresses(default_port: int, **marks: str) -> Any:
     return _key((), "addresses", marks, port=default_port)
 
 
+LOCAL_DIR: Final = "local"
+"""Directory of daemons' Unix sockets below daemon.run_dir. Where root prepares the run directory
+for a daemon that is another user's, this part of it is that user's."""
+
+
 @dataclass(frozen=True, slots=True)
 class DaemonConfig:
     """[daemon]: a donor."""
@@ -146,7 +152,7 @@ class DaemonConfig:
     """Share of the pool that one consumer may keep while another consumer needs memory."""
     lease_grace_s: float = _float(10.0, low=0.0, high=3600.0)
     """Seconds that a lease without session and connections waits for its device."""
-    state_dir: Path = _path(Path("/var/lib/infiniswap"))
+    state_dir: Path = _path(Path("/var/lib/infiniswapd"))
     """Directory that records whether this donor is drained, and keeps its certificate and the
     secret of a host that has no other; also the key that seals the keys of stopped devices. Users
     other than root who cannot write there have $XDG_STATE_HOME/infiniswap

@@ -8,6 +8,7 @@ namespace has all of them there, and none where the kernel asks for those of the
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,9 @@ CAPABILITIES: Final = {
     "CAP_SYS_RESOURCE": 24,
 }
 """Their bits, see linux/capability.h."""
+
+DONOR_USER: Final = "infiniswap-donor"
+"""The user of the service infiniswapd, made by `infiniswap service install`."""
 
 _HOST_ROOT = "root of the host"
 _WHOLE_HOST = ["0", "0", "4294967295"]
@@ -73,6 +77,14 @@ def way_to(what: str) -> str:
     if what == _HOST_ROOT:
         return "This process is root of a user namespace only: run it outside of that"
     return f"Add it where this process is started {_WAYS}"
+
+
+def user_number(name: str) -> int | None:
+    """The number of a user; None where this host has no such user."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None
 
 
 def closed_directory(path: Path) -> Path | None:

@@ -15,7 +15,7 @@ from typing import Final
 from infiniswap import keys
 from infiniswap.errors import ConfigError, ConflictError, from_oserror
 from infiniswap.keys import Keys
-from infiniswap.rights import refused_reading
+from infiniswap.rights import DONOR_USER, refused_reading, user_number
 from infiniswap.units import HostPort, is_loopback
 
 TOKEN_BYTES_MIN: Final = 16
@@ -36,9 +36,9 @@ def host_secret_path(state_dir: Path) -> Path:
     return state_dir / "host-secret"
 
 
-def host_key_path(state_dir: Path) -> Path:
+def host_key_path(backup_dir: Path) -> Path:
     """Where a host keeps the key that seals the keys of its stopped devices."""
-    return state_dir / "host-key"
+    return backup_dir / "host-key"
 
 
 def check_listen_secret(listen: HostPort, secret_file: Path | None) -> None:
@@ -80,9 +80,12 @@ def read_secret(path: Path) -> Keys:
         ConfigError: unreadable, open to other users, owned by another user, not made by a random
             number generator.
     """
-    text = _read(path, _Kind("cluster secret", "[cluster] secret_file", 1, ""))
+    return _parse(path, _Kind("cluster secret", "[cluster] secret_file", 1, ""))
+
+
+def _parse(path: Path, kind: _Kind) -> Keys:
     try:
-        return keys.parse(text)
+        return keys.parse(_read(path, kind))
     except ValueError as error:
         raise ConfigError(
             str(error),
@@ -158,7 +161,9 @@ def host_keys(state_dir: Path) -> Keys | None:
         ConfigError: see read_secret.
     """
     path = host_secret_path(state_dir)
-    return read_secret(path) if os.access(path, os.R_OK, effective_ids=True) else None
+    if not os.access(path, os.R_OK, effective_ids=True):
+        return None
+    return _parse(path, _Kind("secret of this host", "daemon.state_dir", 1, "", user=DONOR_USER))
 
 
 def make_host_secret(state_dir: Path) -> None:
@@ -262,13 +267,14 @@ def read_tls_key(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a file holds, and the key that names it."""
+    """What a file holds, and the key that names it; `user` may own it beside root and ourselves."""
 
     noun: str
     key: str
     bytes_min: int
     source: str
     bytes_max: int = SECRET_BYTES_MAX
+    user: str = ""
 
 
 def _open(path: Path, kind: _Kind) -> tuple[int, os.stat_result]:
@@ -327,7 +333,8 @@ def _check_owner(path: Path, status: os.stat_result, kind: _Kind) -> None:
             where=where,
             mend=f"Run: chmod 600 {path} - and replace it if somebody else may have read it.",
         )
-    if status.st_uid not in (0, os.geteuid()):
+    owners = (0, os.geteuid(), user_number(kind.user) if kind.user else None)
+    if status.st_uid not in owners:
         raise ConfigError(
             f"the {kind.noun} belongs to another user ({status.st_uid})",
             where=where,

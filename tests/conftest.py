@@ -37,6 +37,8 @@ import pytest
 from support.machine.guestrun import remote
 from support.machine.runmode import FULL, IN_CI, IN_GUEST
 
+from infiniswap.own_code import CODE_OWNER
+
 pytest_plugins = (
     "support.machine.background",
     "support.devices.cluster",
@@ -47,6 +49,9 @@ pytest_plugins = (
 )
 
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+
+# A checkout that is not root's is meant: in a container, nobody's sudo says so.
+os.environ.setdefault(CODE_OWNER, str(Path(__file__).stat().st_uid))
 
 if not IN_GUEST:  # where no test draws anything, and importing it takes many seconds
     from hypothesis import HealthCheck, settings

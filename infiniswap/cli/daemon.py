@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="PATH",
         help="write the ports to this file as JSON while the daemon serves",
     )
+    _add_ways(parser)
+
+
+def _add_ways(parser: argparse.ArgumentParser) -> None:
+    """Options for what is not simply a daemon."""
     parser.add_argument(
         "--release",
         action="store_true",
@@ -79,6 +85,19 @@ def add_parser(subparsers: Any) -> None:
         "--donor", metavar="ID", help="with --release: only the memory of this donor"
     )
     parser.add_argument(
+        "--prepare",
+        metavar="USER",
+        help="start no daemon; as root, make what a daemon of this user needs and may not make: "
+        "the tmpfs of the slabs, and the copies that --copies asks for",
+    )
+    parser.add_argument(
+        "--copies",
+        type=Path,
+        metavar="DIR",
+        help="read copies in this directory in place of the files that the configuration names; "
+        "with --prepare: write them",
+    )
+    parser.add_argument(
         "--verbose", action="store_true", help="also log each slab that is mapped or given back"
     )
 
@@ -92,12 +111,17 @@ def run(args: argparse.Namespace) -> int:
         return release(args)
     if args.after is not None or args.donor is not None:
         raise UsageError("--after and --donor need --release")
+    if args.prepare is not None:
+        return prepare(args)
     from infiniswap import logs
-    from infiniswap.donor import daemon
+    from infiniswap.donor import copies, daemon
     from infiniswap.donor.memory import memory_source
     from infiniswap.engine.native import NativeStore
 
-    config = configuration.load(args.config, overrides(args))
+    def load() -> configuration.Config:
+        return copies.use(configuration.load(args.config, overrides(args)), args.copies)
+
+    config = load()
     check_listen_secret(config.daemon.listen, config.cluster.secret_file)
     config.keys()
     memory = memory_source(args.memory_cgroup)
@@ -107,10 +131,6 @@ def run(args: argparse.Namespace) -> int:
         to_journal=logs.is_journal(),
     )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-
-    def load() -> configuration.Config:
-        return configuration.load(args.config, overrides(args))
-
     asyncio.run(daemon.run(config, NativeStore, memory, args.ready_file, load))
     return 0
 
@@ -133,7 +153,8 @@ def release(args: argparse.Namespace) -> int:
     from infiniswap.donor import home
 
     run_dir = configuration.load(args.config, {}).daemon.run_dir
-    homes = [] if run_dir is None else [run_dir, *run_dir.glob("*/")]
+    # Of other daemons this user need not know.
+    homes = [] if run_dir is None else [run_dir, *run_dir.glob(f"{args.donor or '*'}/")]
     for closed in filter(None, map(rights.closed_directory, homes)):
         raise NotPermittedError(
             "this user may not look for memory there", where=str(closed), mend="Run it with sudo."
@@ -158,6 +179,28 @@ def release(args: argparse.Namespace) -> int:
             run_dir.rmdir()
     if kept is not None:
         raise kept
+    return 0
+
+
+def prepare(args: argparse.Namespace) -> int:
+    """Makes what root has to make for a daemon of another user.
+
+    Raises:
+        NotPermittedError: we are not root.
+        InfiniswapError: something cannot be made.
+    """
+    import logging
+
+    from infiniswap import logs
+    from infiniswap.donor import starter
+    from infiniswap.donor.memory import memory_source
+
+    if os.geteuid() != 0:
+        raise NotPermittedError("--prepare needs root", mend="Run it with sudo.")
+    logs.set_up("infiniswapd", logging.INFO, to_journal=logs.is_journal())
+    config = configuration.load(args.config, overrides(args))
+    user = starter.daemon_user(args.prepare)
+    starter.prepare(config, user, memory_source(args.memory_cgroup), args.copies)
     return 0
 
 

@@ -21,6 +21,7 @@ import infiniswap.cli
 from infiniswap.cli.common.output import OutputError, is_reader_gone, open_standard_streams
 from infiniswap.cli.common.parser import Parser
 from infiniswap.errors import InfiniswapError, NotFoundError, SystemCallError
+from infiniswap.own_code import check_own_code, trusted_users
 
 _FIRST = ("daemon", "device", "run", "status", "donor", "doctor", "init", "config", "service")
 _NO_COMMANDS = ("main", "common")
@@ -110,6 +111,8 @@ def _execute(arguments: list[str]) -> int:
     only = arguments[0] if arguments and arguments[0] in COMMANDS else None
     try:
         args = build_parser(only).parse_args(arguments)
+        if os.geteuid() == 0:
+            check_own_code(trusted_users(os.environ))
         return _load(args.command).run(args)
     except InfiniswapError as error:
         report(error)

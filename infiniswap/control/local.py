@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from infiniswap import __version__
+from infiniswap.config import LOCAL_DIR
 from infiniswap.control import messages as m
 from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.http import aiohttp, web
@@ -30,7 +31,7 @@ _SUFFIX = ".sock"
 
 def local_path(run_dir: Path, listen: HostPort) -> Path:
     """The socket of the daemon that listens there: two may have one port on two addresses."""
-    return run_dir / f"{listen}{_SUFFIX}"
+    return run_dir / LOCAL_DIR / f"{listen}{_SUFFIX}"
 
 
 class LocalPort:
@@ -65,8 +66,9 @@ class LocalPort:
         if path is not None:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)  # Python 3.13 and later have done it
-            with contextlib.suppress(OSError):  # others may have something in the directory
+            with contextlib.suppress(OSError):  # others may have something there, or own it
                 path.parent.rmdir()
+                path.parent.parent.rmdir()
 
     async def _status(self, _request: web.Request) -> web.Response:
         return json_answer(self._service.status())
@@ -109,7 +111,7 @@ async def fetch_local_status(path: Path, wait_s: float) -> m.Status:
 
 def remove_stale(run_dir: Path) -> None:
     """Removes the sockets of daemons that were killed. Blocking, for a moment."""
-    for path in run_dir.glob(f"*{_SUFFIX}"):
+    for path in (run_dir / LOCAL_DIR).glob(f"*{_SUFFIX}"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
             try:
@@ -118,3 +120,5 @@ def remove_stale(run_dir: Path) -> None:
                 if error.errno == errno.ECONNREFUSED:
                     with contextlib.suppress(OSError):
                         path.unlink()
+    with contextlib.suppress(OSError):
+        (run_dir / LOCAL_DIR).rmdir()

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from infiniswap import rights
 from infiniswap.donor.records import FORMAT, FORMAT_OF_PROTOCOL_1, DonorRecord, FileRecords
 from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, from_oserror
 from infiniswap.system import mounts, programs
@@ -36,6 +37,11 @@ LOCK_WAIT_S = 5.0
 
 _RECORDS_BYTES = 64 * MIB
 """Beside the pool, for records and the file system's own needs; taken only where used."""
+
+
+def home_bytes(pool_bytes: int) -> int:
+    """What the tmpfs of a pool may hold."""
+    return pool_bytes + _RECORDS_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +169,10 @@ class Home:
         """Gives the memory back and takes the directory away. Raises InfiniswapError."""
         self.records.remove_donor()
         self._empty()
-        if _own_mount(self.path) is not None:
-            # Lazily: our own lock is a use.
-            mounts.unmount(self.path, lazy=True)
+        if own_mount(self.path) is not None:
+            # Root has mounted it for a daemon that is another user's: it stays, without memory.
+            with contextlib.suppress(NotPermittedError):
+                mounts.unmount(self.path, lazy=True)  # lazily: our own lock is a use
         self.close()
         with contextlib.suppress(OSError):
             self.path.rmdir()
@@ -187,7 +194,7 @@ def _not_own(found: DonorRecord | None, own: DonorRecord) -> str:
     return ""
 
 
-def _own_mount(path: Path) -> mounts.Mount | None:
+def own_mount(path: Path) -> mounts.Mount | None:
     """The tmpfs that is mounted at the path itself."""
     mount = mounts.mount_of(path)
     is_own = mount.fs_type == "tmpfs" and mount.mount_point == os.path.realpath(path)
@@ -206,7 +213,7 @@ def open_home(run_dir: Path | None, donor_id: str, pool_bytes: int) -> Home | No
     try:
         make_run_dir(run_dir)
         path.mkdir(mode=0o700, exist_ok=True)
-        missing = _mount(path, pool_bytes + _RECORDS_BYTES)
+        missing = _mount(path, home_bytes(pool_bytes))
     except (OSError, InfiniswapError) as error:
         with contextlib.suppress(OSError):
             path.rmdir()
@@ -214,9 +221,13 @@ def open_home(run_dir: Path | None, donor_id: str, pool_bytes: int) -> Home | No
     return Home(path, _lock(path, LOCK_WAIT_S), missing)
 
 
-def make_run_dir(run_dir: Path) -> None:
+def make_run_dir(run_dir: Path, user: str = "") -> None:
     """Makes the directory of homes, which everybody may look into: a home is closed itself. Of one
     that is there, and that an older release may have made for its user alone, the mode is mended.
+
+    Args:
+        run_dir: the directory, or one in it.
+        user: may own it beside root and this user. Never of a directory in which root mounts.
 
     Raises:
         OSError: it cannot be made.
@@ -227,7 +238,8 @@ def make_run_dir(run_dir: Path) -> None:
         run_dir.mkdir(parents=True)
     except FileExistsError:
         status = run_dir.stat()
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+        owners = (0, os.geteuid(), rights.user_number(user) if user else None)
+        if status.st_uid not in owners or status.st_mode & 0o022:
             raise NotPermittedError(
                 "other users may write to this directory",
                 where=str(run_dir),
@@ -239,22 +251,30 @@ def make_run_dir(run_dir: Path) -> None:
 
 
 def _mount(path: Path, size_bytes: int) -> tuple[str, ...]:
-    mount = _own_mount(path)
+    mount = own_mount(path)
     if mount is None:
         return mounts.mount_tmpfs(path, size_bytes, mode=0o700)
     status = path.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise ConflictError("the tmpfs there is open to other users", where=str(path))
+        raise ConflictError("the tmpfs there is another user's, or open to others", where=str(path))
+    resize(path, size_bytes)
+    return tuple(option for option in mounts.TMPFS_OPTIONS if option not in mount.super_options)
+
+
+def resize(path: Path, size_bytes: int) -> None:
+    """Changes how much the tmpfs of a home may hold, unless it is right; a refusal is logged."""
+    room = os.statvfs(path)
+    if room.f_blocks * room.f_frsize == size_bytes:
+        return  # root has seen to it, for a daemon that is another user's
     try:
         mounts.resize_tmpfs(path, size_bytes)
     except InfiniswapError as error:
         # More is lent than the pool may have now; slabs come back one by one.
         log.warning("%s", error)
-    return tuple(option for option in mounts.TMPFS_OPTIONS if option not in mount.super_options)
 
 
-def _try_lock(path: Path) -> int | None:
-    """A descriptor that holds it; None: another one does, or it has just been removed."""
+def try_lock(path: Path) -> int | None:
+    """A descriptor that holds a home; None: another one does, or it has just been removed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -271,7 +291,7 @@ def _lock(path: Path, wait_s: float) -> int:
     end_s = time.monotonic() + wait_s
     while True:
         try:
-            descriptor = _try_lock(path)
+            descriptor = try_lock(path)
         except OSError as error:
             raise from_oserror("cannot be opened", error, where=str(path)) from error
         if descriptor is not None:
@@ -315,14 +335,14 @@ def _homes(run_dir: Path) -> Iterator[Path]:
 
 def _look(path: Path) -> OrphanedHome | None:
     try:
-        descriptor = _try_lock(path)
+        descriptor = try_lock(path)
         if descriptor is None:
             return None
         os.close(descriptor)
         started_ns = 0
         with contextlib.suppress(OSError):
             started_ns = (path / "donor.json").stat().st_mtime_ns
-        if _own_mount(path) is None:
+        if own_mount(path) is None:
             return None
         room = os.statvfs(path)
         return OrphanedHome(path, (room.f_blocks - room.f_bfree) * room.f_frsize, started_ns)
@@ -361,7 +381,7 @@ def release(leftover: OrphanedHome, *, asked: bool = True) -> bool:
     """
     now = _look(leftover.path)
     try:
-        descriptor = _try_lock(leftover.path)
+        descriptor = try_lock(leftover.path)
     except OSError:
         return False
     if descriptor is None:

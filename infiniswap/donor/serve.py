@@ -47,6 +47,7 @@ from infiniswap.engine.store import Store, StoreConfig
 from infiniswap.errors import ConflictError, EngineError, InfiniswapError, SystemCallError
 from infiniswap.keys import Keys
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
+from infiniswap.rights import DONOR_USER
 from infiniswap.secret import check_listen_secret, host_secret_path
 from infiniswap.system.clock import SteadyClock
 from infiniswap.system.keep_awake import KeepAwake
@@ -225,7 +226,9 @@ async def _serve_local(
     try:
         make_run_dir(config.daemon.run_dir)
         listen = HostPort(config.daemon.listen.host, service.control_port)
-        await local.start(local_path(config.daemon.run_dir, listen))
+        path = local_path(config.daemon.run_dir, listen)
+        make_run_dir(path.parent, DONOR_USER)
+        await local.start(path)
     except (InfiniswapError, OSError) as error:
         log.info("other users of this host cannot read the status: %s", error)
         return
@@ -385,7 +388,7 @@ def _watch_pressure(harvester: Harvester) -> Callable[[], None]:
     try:
         trigger = PressureTrigger()
     except InfiniswapError as error:
-        log.debug("no word of memory pressure from the kernel: %s", error)
+        log.info("the kernel does not report memory pressure to this daemon: %s", error)
         return lambda: None
     loop = asyncio.get_running_loop()
 

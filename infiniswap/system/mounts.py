@@ -124,8 +124,16 @@ def _mount(source: str, point: Path, fs_type: str, flags: int, options: str) -> 
     return 0 if result == 0 else ctypes.get_errno()
 
 
-def mount_tmpfs(mount_point: Path, size_bytes: int, *, mode: int) -> tuple[str, ...]:
+def mount_tmpfs(
+    mount_point: Path, size_bytes: int, *, mode: int, owner: tuple[int, int] | None = None
+) -> tuple[str, ...]:
     """Mounts a tmpfs with TMPFS_OPTIONS.
+
+    Args:
+        mount_point: where.
+        size_bytes: how much it may hold.
+        mode: of its top directory.
+        owner: user and group of that directory; None: the caller's.
 
     Returns:
         Those that this kernel does not know.
@@ -134,6 +142,8 @@ def mount_tmpfs(mount_point: Path, size_bytes: int, *, mode: int) -> tuple[str, 
         NotPermittedError, SystemCallError: the kernel's refusal.
     """
     basic = f"size={size_bytes},mode={mode:o}"
+    if owner is not None:
+        basic += f",uid={owner[0]},gid={owner[1]}"
     code = 0
     # From all to none; of two, each on its own.
     for missing in ((), ("noswap",), ("huge=advise",), TMPFS_OPTIONS):

@@ -29,6 +29,7 @@ from infiniswap.errors import (
     UnavailableError,
     from_oserror,
 )
+from infiniswap.own_code import CODE_OWNER
 
 Process = subprocess.Popen[bytes]
 """A child of this process."""
@@ -48,11 +49,14 @@ CHILD_KILL_S_MAX = 5.0
 
 _SETTINGS = "INFINISWAP_"
 _CONFIG_FILE = "INFINISWAP_CONFIG"
-_PASSED: Final = ("JOURNAL_STREAM",)
-"""Says whether standard error is the journal; names no file."""
+_PASSED: Final = ("JOURNAL_STREAM", CODE_OWNER)
+"""Whether standard error is the journal, and whose checkout root may run; neither names a file."""
 
 _PACKAGES = {
     "blockdev": "util-linux",
+    "groupadd": "passwd",
+    "useradd": "passwd",
+    "userdel": "passwd",
     "ip": "iproute2",
     "tc": "iproute2",
     "losetup": "mount",
@@ -84,6 +88,8 @@ def environment(
     caller = os.environ if base is None else base
     env = {"PATH": SEARCH_PATH, "LC_ALL": "C"}
     env |= {name: caller[name] for name in _PASSED if name in caller}
+    if CODE_OWNER not in env and "SUDO_UID" in caller:
+        env[CODE_OWNER] = caller["SUDO_UID"]  # whose checkout this is, perhaps
     if settings:
         env |= {name: text for name, text in caller.items() if name.startswith(_SETTINGS)}
         if env.get(_CONFIG_FILE):  # meant from the caller's directory

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from infiniswap.errors import ConflictError, UsageError, from_oserror
-from infiniswap.system.files import try_read_text
+from infiniswap.errors import ConflictError, InfiniswapError, UsageError, from_oserror
+from infiniswap.rights import DONOR_USER
+from infiniswap.system.files import PROC, try_read_text
+from infiniswap.system.memory import memory_hierarchy
 
 DAEMON_UNIT: Final = "infiniswapd.service"
 DEVICE_UNIT: Final = "infiniswap-device@.service"
@@ -50,21 +53,40 @@ def quote(word: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def render(name: str, command: Sequence[str]) -> str:
+def has_cgroup_kill(*, proc: Path = PROC) -> bool:
+    """Whether this host can end all processes of a job's cgroup without signalling each one."""
+    release = re.match(r"(\d+)\.(\d+)", try_read_text(proc / "sys/kernel/osrelease") or "")
+    is_new = release is not None and (int(release[1]), int(release[2])) >= (5, 14)
+    with contextlib.suppress(InfiniswapError):
+        return is_new and memory_hierarchy(proc=proc).version == 2
+    return False
+
+
+def render(name: str, command: Sequence[str], *, cgroup_kill: bool | None = None) -> str:
     """The text of a unit.
 
     Args:
         name: one of UNITS.
         command: what runs `infiniswap` here, absolute.
+        cgroup_kill: see has_cgroup_kill; None: as this host has it.
 
     Raises:
         UsageError: see quote.
     """
     source = resources.files("infiniswap.system") / "units" / name
     text = source.read_text(encoding="utf-8")
+    if cgroup_kill is None:
+        cgroup_kill = has_cgroup_kill()
     # A path that has to be quoted is no problem as an argument, only as the first word.
     words = command if quote(command[0]) == command[0] else ("/usr/bin/env", *command)
-    return text.replace("@MARK@", MARK).replace("@INFINISWAP@", " ".join(map(quote, words)))
+    for word, meant in (
+        ("@MARK@", MARK),
+        ("@INFINISWAP@", " ".join(map(quote, words))),
+        ("@DONOR_USER@", DONOR_USER),
+        ("@CAP_KILL@", "" if cgroup_kill else " CAP_KILL"),
+    ):
+        text = text.replace(word, meant)
+    return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from infiniswap.control.client import (
     Session,
     connect,
 )
-from infiniswap.control.local import LocalPort, fetch_local_status
+from infiniswap.control.local import LocalPort, fetch_local_status, local_path
 from infiniswap.errors import NoDonorError, WrongSecretError
 from infiniswap.keys import Keys, parse
 from infiniswap.secret import host_keys, write_secret
@@ -243,7 +243,7 @@ async def test_other_users_of_its_host_read_its_status_and_do_nothing_else(
     assert (done.returncode, "none is configured here" in done.stderr) == (7, True), done.stderr
     with pytest.raises(WrongSecretError):
         await connect(control(daemon), IDENTITY, ClientConfig(), QuietHandler())
-    path = cluster.root / "donors" / f"{daemon.address}.sock"
+    path = cluster.root / "donors/local" / f"{daemon.address}.sock"
     connector = aiohttp.UnixConnector(str(path))
     async with aiohttp.ClientSession(connector=connector) as http:
         for method, route, code in (
@@ -304,14 +304,14 @@ async def test_a_directory_that_others_may_write_to_gets_no_socket(cluster: Clus
     run_dir.chmod(0o700)
     daemon = await asyncio.to_thread(start, cluster)
     assert run_dir.stat().st_mode & 0o777 == 0o755
-    assert [path.name for path in run_dir.iterdir() if path.is_socket()]
+    assert [path.name for path in (run_dir / "local").iterdir() if path.is_socket()]
 
 
 @pytest.mark.requires_root
 async def test_a_killed_daemons_socket_is_replaced_and_given_back(cluster: Cluster) -> None:
     cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(cluster.root / "donors")
     daemon = await asyncio.to_thread(start, cluster)
-    path = cluster.root / "donors" / f"{daemon.address}.sock"
+    path = cluster.root / "donors/local" / f"{daemon.address}.sock"
     await asyncio.to_thread(daemon.end, signal.SIGKILL)
     assert path.is_socket()
     successor = await asyncio.to_thread(cluster.successor, daemon)
@@ -326,13 +326,13 @@ async def test_the_directory_goes_with_the_last_socket(tmp_path: Path, is_there:
     """Python 3.13 and later remove the socket themselves when its server is closed."""
     async with world() as w:
         local = LocalPort(w.donor.service, Counter())
-        path = tmp_path / "donors" / "x.sock"
-        path.parent.mkdir()
+        path = local_path(tmp_path / "donors", HostPort("127.0.0.1", 9400))
+        path.parent.mkdir(parents=True)
         await local.start(path)
         if not is_there:
             path.unlink()
         await local.stop()
-        assert not path.parent.exists()
+        assert not path.parent.parent.exists()
 
 
 @pytest.mark.requires_root
@@ -345,7 +345,7 @@ async def test_two_daemons_with_one_port_on_two_addresses_have_a_socket_each(
         cluster.donor, "--name", "second", host="127.0.0.2", port=first.control
     )
     for daemon, name in ((first, "first"), (second, "second")):
-        path = cluster.root / "donors" / f"{daemon.address}.sock"
+        path = cluster.root / "donors/local" / f"{daemon.address}.sock"
         assert (await fetch_local_status(path, WAIT_S)).donor_name == name
 
 
@@ -354,7 +354,7 @@ async def test_with_a_cluster_secret_there_is_no_such_socket(
 ) -> None:
     cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(cluster.root / "donors")
     daemon = await asyncio.to_thread(start, cluster, "--secret-file", str(secret_file))
-    assert not (cluster.root / "donors" / f"{daemon.address}.sock").exists()
+    assert not (cluster.root / "donors/local" / f"{daemon.address}.sock").exists()
     assert not (cluster.root / "state" / "host-secret").exists()
 
 

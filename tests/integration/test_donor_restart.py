@@ -42,7 +42,9 @@ def free_port() -> int:
 
 def home_in(cluster: Cluster) -> Path:
     """Where the slabs of its one donor are."""
-    (found,) = [path for path in (cluster.root / "donors").iterdir() if path.is_dir()]
+    (found,) = [
+        path for path in (cluster.root / "donors").iterdir() if path.is_dir() and path.is_mount()
+    ]
     return found
 
 

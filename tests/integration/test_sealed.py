@@ -164,7 +164,7 @@ HARM: tuple[tuple[str, Callable[[Path], None], int], ...] = (
 
 def test_a_device_whose_key_cannot_be_had_is_not_attached(stopped: tuple[Device, Copied]) -> None:
     device, contents = stopped
-    state = Path(device.cluster.env["INFINISWAP_DAEMON_STATE_DIR"])
+    state = Path(device.cluster.env["INFINISWAP_DEVICE_BACKUP_DIR"])
     for file, harm, code in HARM:
         path = state / file if file == "host-key" else kept(device, file)
         whole = path.read_bytes()

@@ -70,7 +70,7 @@ def test_nothing_is_left_of_an_installation_that_was_used(cluster: Cluster) -> N
     cluster.env |= {
         "INFINISWAP_DEVICE_RUN_DIR": str(cluster.run_dir),
         "INFINISWAP_DEVICE_BACKUP_DIR": str(cluster.backup_dir),
-        "INFINISWAP_DAEMON_STATE_DIR": str(cluster.backup_dir),
+        "INFINISWAP_DAEMON_STATE_DIR": str(root / "var/lib/infiniswapd"),
         "INFINISWAP_DAEMON_RUN_DIR": str(root / "run/infiniswapd"),
     }
     donor = cluster.donor()
@@ -93,14 +93,13 @@ def test_nothing_is_left_of_an_installation_that_was_used(cluster: Cluster) -> N
         "etc/infiniswap/tls",
         "etc/infiniswap/notes.txt",
         "var/lib/infiniswap",
+        "var/lib/infiniswap/host-key",
         *(
             f"var/lib/infiniswap/{device.name}.{kind}"
             for kind in ("backup", "device", "key", "tables")
         ),
-        *(
-            f"var/lib/infiniswap/{name}"
-            for name in ("donor.pem", "donor.crt", "host-secret", "host-key")
-        ),
+        "var/lib/infiniswapd",
+        *(f"var/lib/infiniswapd/{name}" for name in ("donor.pem", "donor.crt", "host-secret")),
     }
     assert f"left in place: {config.parent} (settings" in said
     assert f"left in place: {cluster.backup_dir} (contents" in said

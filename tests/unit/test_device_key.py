@@ -26,7 +26,7 @@ class World:
 
     def __init__(self, root: Path) -> None:
         self.keys = MemoryKeys()
-        self.host_file = root / "state" / "host-key"
+        self.host_file = root / "backup" / "host-key"
         self._root = root
         (root / "backup").mkdir()
         self.paths = rundir.paths_of("d", root / "run", root / "backup")

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from support.machine.ran import ran
 
-from infiniswap import errors
+from infiniswap import errors, own_code
 from infiniswap.cli import service
 from infiniswap.cli.common import declared_devices
 from infiniswap.cli.main import build_parser, main
-from infiniswap.errors import ConflictError, UsageError
+from infiniswap.errors import ConflictError, NotPermittedError, UsageError
+from infiniswap.rights import DONOR_USER
 from infiniswap.system import service_units, systemd
 from infiniswap.system.service_units import DAEMON_UNIT, DEVICE_UNIT, UNIT_DIR, UNITS
 
@@ -49,11 +50,75 @@ def test_every_unit_is_filled_in_and_marked(name: str) -> None:
     assert found["ExecStart"][0].startswith(COMMAND[0] + " ")
 
 
-@pytest.mark.parametrize("name", UNITS)
-def test_nothing_makes_a_mount_name_space(name: str) -> None:
+def test_nothing_makes_a_mount_name_space_for_a_device() -> None:
     """A mount made in one is invisible to the host and gone with the process."""
     prefixes = ("Protect", "Private", "ReadOnly", "ReadWrite", "Inaccessible", "Bind", "Temporary")
-    assert not [key for key in settings(name) if key.startswith(prefixes)]
+    found = settings(DEVICE_UNIT)
+    assert [key for key in found if key.startswith(prefixes)] == ["ProtectClock"]
+    assert "LoadCredential" not in found
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_no_unit_hides_what_it_reads_of_proc(name: str) -> None:
+    """/proc/meminfo, /proc/swaps and /proc/pressure are not there with ProcSubset=pid."""
+    assert "ProcSubset" not in settings(name)
+
+
+def test_the_daemon_has_a_user_and_no_capability() -> None:
+    found = settings(DAEMON_UNIT)
+    assert found["User"] == [DONOR_USER]
+    assert found["CapabilityBoundingSet"] == [""]
+    assert not {"AmbientCapabilities", "PermissionsStartOnly"} & found.keys()
+    # Only what prepares and clears up is root's.
+    for key in ("ExecStart", "ExecStartPre", "ExecStopPost", "ExecReload"):
+        for line in found[key]:
+            is_root = "--prepare" in line or "/bin/rm" in line
+            assert (line.startswith("-+")) == is_root, line
+
+
+@pytest.mark.parametrize("cgroup_kill", [True, False])
+def test_a_device_signals_other_users_only_where_the_kernel_cannot(cgroup_kill: bool) -> None:
+    text = service_units.render(DEVICE_UNIT, COMMAND, cgroup_kill=cgroup_kill)
+    (line,) = [line for line in text.splitlines() if line.startswith("CapabilityBoundingSet=")]
+    assert ("CAP_KILL" in line) != cgroup_kill
+    assert "CAP_SYS_ADMIN" in line
+
+
+@pytest.mark.parametrize(
+    ("release", "version", "has"),
+    [("5.14.0-1", 2, True), ("6.12.9", 2, True), ("5.13.9", 2, False), ("6.12.9", 1, False)],
+)
+def test_whether_the_kernel_can(tmp_path: Path, release: str, version: int, has: bool) -> None:
+    proc = tmp_path / "proc"
+    (proc / "sys/kernel").mkdir(parents=True)
+    (proc / "sys/kernel/osrelease").write_text(release)
+    (proc / "self").mkdir()
+    if version == 2:
+        (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
+        kind, options, cgroups = "cgroup2", "rw", "0::/\n"
+    else:
+        kind, options, cgroups = "cgroup", "rw,memory", "1:memory:/\n"
+    line = f"30 20 0:25 / {tmp_path} rw - {kind} cgroup {options}\n"
+    (proc / "self/mountinfo").write_text(line)
+    (proc / "self/cgroup").write_text(cgroups)
+    assert service_units.has_cgroup_kill(proc=proc) == has
+
+
+@pytest.mark.requires_tool("systemd-analyze")
+@pytest.mark.parametrize(("name", "exposure_max"), [(DAEMON_UNIT, 30), (DEVICE_UNIT, 50)])
+def test_what_systemd_says_of_the_rights(tmp_path: Path, name: str, exposure_max: int) -> None:
+    """In tenths: 3.0 and 5.0. Its own tool ends with an error above a threshold."""
+    path = tmp_path / name.replace("@", "@x")
+    path.write_text(service_units.render(name, ("/usr/bin/true",), cgroup_kill=True))
+    done = ran(
+        *("systemd-analyze", "security", "--no-pager", "--offline=true"),
+        *(f"--threshold={exposure_max}", path),
+    )
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd-analyze cannot look at a file (before 250)")
+    assert done.returncode == 0, "\n".join(
+        line for line in done.stdout.splitlines() if "✓" not in line
+    )
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -102,8 +167,11 @@ def test_the_command_of_the_device_unit_parses() -> None:
     words = line.replace("%i", "swap0").replace("$DEVICE_OPTIONS", options).split()[1:]
     args = build_parser("device").parse_args(words)
     assert (args.action, args.name, args.foreground, args.swap) == ("start", "swap0", True, True)
-    (line,) = settings(DAEMON_UNIT)["ExecStart"]
-    assert build_parser("daemon").parse_args(line.split()[1:]).command == "daemon"
+    found = settings(DAEMON_UNIT)
+    for line in (*found["ExecStart"], *found["ExecStartPre"], found["ExecReload"][0]):
+        args = build_parser("daemon").parse_args(line.split()[1:])
+        assert (args.command, args.copies) == ("daemon", Path("/run/infiniswapd/copies"))
+        assert args.prepare == (DONOR_USER if "+" in line else None)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +196,7 @@ def test_a_path_with_a_line_break_is_refused() -> None:
 
 def test_a_program_whose_path_needs_quotes() -> None:
     (line,) = settings(DAEMON_UNIT, ("/opt/a b/infiniswap",))["ExecStart"]
-    assert line == '/usr/bin/env "/opt/a b/infiniswap" daemon'
+    assert line.startswith('/usr/bin/env "/opt/a b/infiniswap" daemon ')
 
 
 @pytest.mark.requires_tool("systemd-analyze")
@@ -198,6 +266,8 @@ def test_install_writes_the_units_and_says_what_comes_next(
     assert "systemctl enable --now infiniswapd" in said
     assert "systemctl enable --now infiniswap-device@NAME" in said
     assert "usermod -aG infiniswap USER" in said
+    assert "useradd --system --user-group --no-create-home --home-dir /var/lib/infiniswapd " in said
+    assert f"{DONOR_USER}\n" in said
 
 
 def test_install_twice_changes_nothing_and_mends_what_is_old(
@@ -332,6 +402,71 @@ def test_uninstall_is_refused_while_something_runs(
     said = capsys.readouterr().err
     assert "systemctl disable --now infiniswap-device@a.service" in said
     assert "@b" not in said
+
+
+def on_this_host(
+    root: Path, monkeypatch: pytest.MonkeyPatch, *, has_user: bool
+) -> list[tuple[str, ...]]:
+    """Commands that would change this host."""
+    ran_here: list[tuple[str, ...]] = []
+    monkeypatch.setattr(systemd, "is_running", lambda: True)
+    monkeypatch.setattr(systemd, "units", lambda *_: {})
+    monkeypatch.setattr(systemd, "reload", lambda: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(service, "_root", lambda _args: root)
+    monkeypatch.setattr(service, "_check_readable", lambda: None)
+    monkeypatch.setattr(service, "_group_exists", lambda: True)
+    monkeypatch.setattr(service, "_remove_group", lambda **_: None)
+    monkeypatch.setattr(service, "check_own_code", lambda *_, **__: None)
+    monkeypatch.setattr(service, "user_number", lambda _name: 990 if has_user else None)
+    monkeypatch.setattr(service, "run_command", lambda argv: ran_here.append(tuple(argv)))
+    return ran_here
+
+
+def test_install_makes_the_daemons_user_and_a_purge_removes_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = on_this_host(root, monkeypatch, has_user=False)
+    assert call("install", None, "--dry-run") == 0
+    assert f"would make the user {DONOR_USER}" in capsys.readouterr().out
+    assert commands == []
+    assert call("install") == 0
+    assert [(argv[0], argv[-1]) for argv in commands] == [("useradd", DONOR_USER)]
+    commands = on_this_host(root, monkeypatch, has_user=True)
+    assert call("install") == 0
+    assert call("uninstall") == 0
+    assert f"the user {DONOR_USER} is left in place" in capsys.readouterr().out
+    assert commands == []
+    assert call("uninstall", None, "--purge", "--dry-run") == 0
+    assert commands == []
+    assert call("uninstall", None, "--purge") == 0
+    assert commands == [("userdel", DONOR_USER)]
+
+
+def test_an_installation_that_the_daemons_user_cannot_read_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = service._check_readable
+    commands = on_this_host(root, monkeypatch, has_user=False)
+    monkeypatch.setattr(service, "_check_readable", check)
+    closed = root.parent / "closed"
+    closed.mkdir(mode=0o700)
+    monkeypatch.setattr(service, "code_paths", lambda: (closed,))
+    assert call("install") == ConflictError.exit_code
+    assert f"the daemon runs as the user {DONOR_USER}" in capsys.readouterr().err
+    assert (files_below(root), commands) == ([], [])
+
+
+def test_an_installation_that_others_can_change_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even where sudo says whose it is: systemd is nobody's sudo."""
+    commands = on_this_host(root, monkeypatch, has_user=False)
+    monkeypatch.setattr(service, "check_own_code", own_code.check_own_code)
+    monkeypatch.setattr(service, "trusted_users", lambda _environ: {12345})
+    assert call("install") == NotPermittedError.exit_code
+    assert "root would run code that others can change" in capsys.readouterr().err
+    assert (files_below(root), commands) == ([], [])
 
 
 def test_the_list_of_units_is_understood() -> None:

@@ -78,6 +78,7 @@ def test_few_variables_reach_the_guest() -> None:
     environ = {"PATH": "/bin", "SECRET": "x", "INFINISWAP_CI": "1", "A": "b"}
     environ["INFINISWAP_VM_CACHE"] = "/c"
     found = environment(["A", "B=c=d"], environ)
+    assert found.pop("INFINISWAP_CODE_OWNER") == str(Path(__file__).stat().st_uid)
     assert found == {"PATH": "/bin", "INFINISWAP_CI": "1", "A": "b", "B": "c=d"}
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from infiniswap.errors import DeadlineError, SystemCallError, from_oserror
+from infiniswap.own_code import CODE_OWNER
 from infiniswap.system import programs
 from infiniswap.system.files import log_tail
 from netns_cluster.record import Process
@@ -23,7 +24,11 @@ _POLL_S = 0.02
 def environment(config: Path) -> dict[str, str]:
     """The caller's environment with this configuration file in place of the caller's own
     configuration, and this checkout's programs first on the PATH."""
-    env = {name: text for name, text in os.environ.items() if not name.startswith("INFINISWAP_")}
+    env = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith("INFINISWAP_") or name == CODE_OWNER
+    }
     path = env.get("PATH", os.defpath)
     env["INFINISWAP_CONFIG"] = str(config)
     env["PATH"] = f"{Path(sys.executable).parent}:{path}:{programs.SEARCH_PATH}"

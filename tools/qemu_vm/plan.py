@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infiniswap.errors import UnavailableError, UsageError
+from infiniswap.own_code import CODE_OWNER
 from infiniswap.units import GIB, MIB
 from qemu_vm import commands
 
@@ -99,6 +100,8 @@ def environment(given: Sequence[str], environ: Mapping[str, str]) -> dict[str, s
         for name, value in environ.items()
         if name in _PASSED or (name.startswith(_PASSED_PREFIX) and name not in _NOT_PASSED)
     }
+    # Root of a guest finds the checkout as it is here.
+    env[CODE_OWNER] = str(Path(__file__).stat().st_uid)
     for text in given:
         name, equals, value = text.partition("=")
         if not equals and name not in environ:

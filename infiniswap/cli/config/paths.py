@@ -36,7 +36,7 @@ def _keys(config: Config) -> None:
 
 
 def _host_key(config: Config) -> None:
-    path = host_key_path(config.daemon.state_dir)
+    path = host_key_path(config.device.backup_dir)
     if os.path.lexists(path):  # the first device that needs it makes it
         forget_key(read_host_key(path))
 

@@ -7,13 +7,16 @@ import argparse
 import grp
 import os
 import pwd
+import stat
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from infiniswap import config as configuration
 from infiniswap.cli.service import left_in_place
+from infiniswap.config import DaemonConfig
 from infiniswap.device.spec.rundir import running_names
+from infiniswap.donor import home
 from infiniswap.errors import (
     ConfigError,
     ConflictError,
@@ -21,12 +24,25 @@ from infiniswap.errors import (
     UnavailableError,
     UsageError,
 )
+from infiniswap.own_code import (
+    CODE_OWNER,
+    INSTALL_DIR,
+    check_own_code,
+    code_paths,
+    trusted_users,
+)
+from infiniswap.rights import DONOR_USER, user_number
 from infiniswap.system import service_units, systemd
 from infiniswap.system.programs import run_command
 from infiniswap.system.service_units import DAEMON_UNIT, DEVICE_UNIT, UNITS
 
 GROUP = "infiniswap"
 """Whose members may use declared devices; made by `install` (device.group names another one)."""
+
+_USERADD: Final = (
+    *("useradd", "--system", "--user-group", "--no-create-home"),
+    *("--home-dir", str(DaemonConfig().state_dir), "--shell", "/usr/sbin/nologin", DONOR_USER),
+)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -42,7 +58,9 @@ def add_parser(subparsers: Any) -> None:
         "install",
         help="write the units; start and enable nothing",
         description="Writes the units with the paths of this installation, makes the group "
-        "infiniswap, and prints the next steps. Units that exist already are updated.",
+        "infiniswap and the daemon's user infiniswap-donor, and prints the next steps. Units that "
+        "exist already are updated. Refuses an installation that other users can change, or that "
+        "the daemon's user cannot read.",
     )
     install.add_argument(
         "--print", action="store_true", dest="show", help="print the units, write nothing"
@@ -58,7 +76,8 @@ def add_parser(subparsers: Any) -> None:
         "--purge",
         action="store_true",
         help="also remove settings, the files beside them that they name (secret, tokens, "
-        "certificates), device declarations and the contents of stopped devices",
+        "certificates), device declarations, the contents of stopped devices and the user "
+        "infiniswap-donor",
     )
     for action in (install, uninstall):
         action.add_argument("--dry-run", action="store_true", help="only print what would be done")
@@ -140,6 +159,11 @@ def _is_host(args: argparse.Namespace) -> bool:
 
 def _install(args: argparse.Namespace, root: Path) -> int:
     is_host = _is_host(args)
+    if is_host:
+        # Of systemd's service nobody is the sudo.
+        owner = {name: os.environ[name] for name in (CODE_OWNER,) if name in os.environ}
+        check_own_code(trusted_users(owner), for_unit=True)
+        _check_readable()
     files = service_units.plan(root, command())
     would = "would write" if args.dry_run else "wrote"
     if not args.dry_run:
@@ -150,21 +174,43 @@ def _install(args: argparse.Namespace, root: Path) -> int:
         _prepare_host(dry_run=args.dry_run)
     else:
         print(f"make the group {GROUP} there: groupadd --system {GROUP}")
+        print(f"make the user {DONOR_USER} there: {' '.join(_USERADD)}")
     _say_next()
     return 0
 
 
+def _check_readable() -> None:
+    """Raises ConflictError where the daemon's user could not run this installation."""
+    for path in code_paths():
+        for part in (*reversed(path.parents), path):
+            mode = part.stat().st_mode
+            needed = 0o005 if stat.S_ISDIR(mode) and part == path else 0o001
+            if not stat.S_ISDIR(mode):
+                needed = 0o004
+            if mode & needed != needed:
+                raise ConflictError(
+                    f"the daemon runs as the user {DONOR_USER}, which may not read this "
+                    "installation",
+                    where=str(part),
+                    mend=f"Install Infiniswap where every user may read it: {INSTALL_DIR}.",
+                )
+
+
 def _prepare_host(*, dry_run: bool) -> None:
-    missing = not _group_exists()
+    """Makes the group and the user, and tells systemd of the units."""
+    for what, there, argv in (
+        (f"the group {GROUP}", _group_exists(), ["groupadd", "--system", GROUP]),
+        (f"the user {DONOR_USER}", user_number(DONOR_USER) is not None, list(_USERADD)),
+    ):
+        if not there and dry_run:
+            print(f"would make {what}")
+        elif not there:
+            run_command(argv)
+            print(f"made {what}")
     if dry_run:
-        if missing:
-            print(f"would make the group {GROUP}")
         print("would run: systemctl daemon-reload")
-        return
-    if missing:
-        run_command(["groupadd", "--system", GROUP])
-        print(f"made the group {GROUP}")
-    systemd.reload()
+    else:
+        systemd.reload()
 
 
 def _say_next() -> None:
@@ -210,7 +256,10 @@ def _uninstall(args: argparse.Namespace, root: Path) -> int:
         systemd.reload()
     if is_host:
         _remove_group(dry_run=args.dry_run)
+        _remove_empty_homes(config, dry_run=args.dry_run)
     _clear_up(root, config, args)
+    if is_host:
+        _remove_user(purge=args.purge, dry_run=args.dry_run)
     return 0
 
 
@@ -280,3 +329,24 @@ def _remove_group(*, dry_run: bool) -> None:
     else:
         run_command(["groupdel", GROUP])
         print(f"removed the group {GROUP}")
+
+
+def _remove_empty_homes(config: configuration.Config, *, dry_run: bool) -> None:
+    """The daemon's user cannot unmount what root has mounted for it."""
+    run_dir = config.daemon.run_dir
+    for leftover in [] if run_dir is None else home.leftovers(run_dir):
+        if leftover.used_bytes == 0 and not dry_run:
+            home.release(leftover)
+
+
+def _remove_user(*, purge: bool, dry_run: bool) -> None:
+    """After its files: their number could be another user's one day."""
+    if user_number(DONOR_USER) is None:
+        return
+    if not purge:
+        print(f"the user {DONOR_USER} is left in place, as its files are; --purge removes it")
+    elif dry_run:
+        print(f"would remove the user {DONOR_USER}")
+    else:
+        run_command(["userdel", DONOR_USER])
+        print(f"removed the user {DONOR_USER}")

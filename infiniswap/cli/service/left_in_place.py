@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap.config import DEFAULT_PATH, SECTIONS, Config
+from infiniswap.config import DEFAULT_PATH, SECTIONS, Config, DaemonConfig
 from infiniswap.device.spec.rundir import LINK_DIR
 from infiniswap.errors import from_oserror
 
@@ -42,8 +42,8 @@ class LeftPlace:
 def places(root: Path, config: Config) -> tuple[LeftPlace, ...]:
     """Every directory that daemon, devices and `infiniswap init` make, below the root."""
     purge = "infiniswap service uninstall --purge"
-    state = ("*.drain", "donor.pem", "donor.crt", "host-secret", "host-key")
-    contents = ("*.device", "*.tables", "*.key", "*.backup", *state)
+    of_donor = ("*.drain", "donor.pem", "donor.crt", "host-secret")
+    contents = ("*.device", "*.tables", "*.key", "*.backup", "host-key", *of_donor)
     found = [
         LeftPlace(
             DEFAULT_PATH.parent,
@@ -53,7 +53,9 @@ def places(root: Path, config: Config) -> tuple[LeftPlace, ...]:
             tuple(_named(config)),
         ),
         LeftPlace(config.device.backup_dir, "contents of stopped devices", purge, contents),
-        LeftPlace(config.daemon.state_dir, "state of the donor", purge, state),
+        LeftPlace(config.daemon.state_dir, "state of the donor", purge, of_donor),
+        # systemd makes it in any case.
+        LeftPlace(DaemonConfig().state_dir, "state of the donor", purge, of_donor),
         LeftPlace(
             config.device.run_dir, "devices that run or have died", "infiniswap device remove NAME"
         ),

@@ -51,6 +51,7 @@ from infiniswap.errors import (
     from_oserror,
 )
 from infiniswap.json_text import NotJsonError, decode_json
+from infiniswap.system.acl import let_group_in
 from infiniswap.system.cgroup import MemoryCgroup, put_where_its_parent_is
 from infiniswap.system.cgroup_limits import memory_allowed_bytes
 from infiniswap.system.job_cgroup import create_job_cgroup
@@ -304,11 +305,20 @@ def _listen(path: Path, gid: int) -> socket.socket:
     previous = os.umask(0o177)
     try:
         listening.bind(str(path))
-        os.chown(path, -1, gid)
-        path.chmod(0o660)
+        _let_in(path, gid)
     except OSError as error:
         listening.close()
         raise from_oserror("cannot make the members' socket", error, where=str(path)) from error
     finally:
         os.umask(previous)
     return listening
+
+
+def _let_in(path: Path, gid: int) -> None:
+    """The unit leaves CAP_CHOWN out, because a list on the file does as well."""
+    try:
+        os.chown(path, -1, gid)
+    except PermissionError:
+        let_group_in(path, gid)
+    else:
+        path.chmod(0o660)

@@ -3,7 +3,7 @@
 
 A device without contents to keep has a key of its own for each start, which is gone with it. A
 device that keeps its contents has one key until it is removed: `NAME.key`, beside its tables, is
-that key sealed with the host's (`host-key` in `daemon.state_dir`). It is written before the first
+that key sealed with the host's (`host-key` in `device.backup_dir`). It is written before the first
 page, and looked after at a stop that keeps the contents, so it is there whenever tables are.
 
 Only descriptors pass through here. The one of the key goes to the holder, and from there to each

@@ -161,7 +161,7 @@ def completed(config: Config, before: Config) -> Config:
 
 def host_key_file(config: Config) -> str:
     """See DeviceSpec."""
-    return str(host_key_path(config.daemon.state_dir))
+    return str(host_key_path(config.device.backup_dir))
 
 
 def with_secret_file(config: Config) -> Config:

@@ -29,6 +29,7 @@ import pytest
 from infiniswap.device.control import client
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.errors import InfiniswapError
+from infiniswap.own_code import CODE_OWNER
 from infiniswap.system import loop, mounts, nbd, swap
 from infiniswap.system.genl import GenericNetlink
 from infiniswap.units import MIB
@@ -76,7 +77,11 @@ def disk_directory() -> Path:
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """Ours without the user's Infiniswap settings, plus `changes`."""
-    clean = {name: value for name, value in os.environ.items() if "INFINISWAP" not in name}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if "INFINISWAP" not in name or name == CODE_OWNER
+    }
     return {**clean, **(changes or {})}
 
 

@@ -24,8 +24,9 @@ from support.machine.runmode import FULL
 from support.machine.stopping import stopped
 
 from infiniswap.device.control import client
-from infiniswap.device.spec.rundir import paths_of
+from infiniswap.device.spec.rundir import DevicePaths, paths_of
 from infiniswap.errors import InfiniswapError
+from infiniswap.own_code import CODE_OWNER
 from infiniswap.system import swap, systemd
 from infiniswap.units import MIB
 
@@ -67,7 +68,9 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 def settings(frontend: str, directory: Path) -> None:
     """As an administrator writes them, but for places, sizes and times of a test."""
     (CONFIG / "devices").mkdir(parents=True)
+    run(sys.executable, "-m", "infiniswap", "init", "--secret", str(CONFIG / "secret"))
     (CONFIG / "infiniswap.toml").write_text(
+        f'[cluster]\nsecret_file = "{CONFIG}/secret"\n'
         f'[daemon]\nlisten = "127.0.0.1:{PORT}"\npool = "128M"\nslab = "8M"\nheadroom = "16M"\n'
         + (f"lease_grace_s = {PATIENCE}\n" if FULL else "")
         + f'[device]\nslab = "8M"\nbackup_dir = "{directory}"\n[policy]\n'
@@ -78,7 +81,7 @@ def settings(frontend: str, directory: Path) -> None:
     )
     for unit in ("infiniswapd.service", DEVICE):
         drop_in = Path("/run/systemd/system") / f"{unit}.d"
-        drop_in.mkdir()
+        drop_in.mkdir(exist_ok=True)
         (drop_in / "log.conf").write_text(
             f"[Service]\nStandardError=append:{directory}/{unit}.log\n"
         )
@@ -90,9 +93,58 @@ def device_unit() -> str:
     return subprocess.run(show, check=True, capture_output=True, text=True).stdout
 
 
+def rights() -> None:
+    """Tells what the kernel says of each process of the services, and what root has prepared."""
+    seen: dict[str, Any] = {}
+    paths = paths_of(NAME, Path("/run/infiniswap"), Path("/"))
+    until(lambda: status_of(paths).standby == "ready", "a standby")
+    for unit in ("infiniswapd.service", DEVICE):
+        show = ["systemctl", "show", "--value", "--property=ControlGroup", unit]
+        cgroup = subprocess.run(show, check=True, capture_output=True, text=True).stdout.strip()
+        pids = Path(f"/sys/fs/cgroup{cgroup}/cgroup.procs").read_text().split()
+        seen[unit] = [process_rights(Path("/proc", pid)) for pid in pids]
+    copies = Path("/run/infiniswapd/copies")
+    seen["copies"] = {path.name: (path.owner(), path.stat().st_mode) for path in copies.iterdir()}
+    print(f"SEEN rights {json.dumps(seen)}", flush=True)
+
+
+def status_of(paths: DevicePaths) -> Any:
+    """Of the device's take-overs."""
+    return client.status(paths).succession
+
+
+def process_rights(proc: Path) -> dict[str, Any]:
+    """Of one process, and of each of its threads what can differ."""
+    status = dict(line.partition(":\t")[::2] for line in (proc / "status").read_text().splitlines())
+    keys = (
+        "Name",
+        "Uid",
+        "CapInh",
+        "CapPrm",
+        "CapEff",
+        "CapBnd",
+        "CapAmb",
+        "NoNewPrivs",
+        "Seccomp",
+    )
+    threads = [path.read_text().rpartition(")")[2].split() for path in proc.glob("task/*/stat")]
+    return {
+        **{key: status[key] for key in keys},
+        "locked": int(status["VmLck"].split()[0]),
+        "oom_score_adj": int((proc / "oom_score_adj").read_text()),
+        # Fields 9 (flags) and 40 (real-time priority) of proc(5), from the third on.
+        "io_flushers": sum(bool(int(fields[6]) & 0x80000) for fields in threads),
+        "real_time": sum(fields[37] == "1" for fields in threads),
+    }
+
+
 def job(who: str, uid: int, directory: Path, argv: list[str]) -> None:
     """Runs one until it has paged, and tells what was seen."""
-    environment = {key: value for key, value in os.environ.items() if "INFINISWAP" not in key}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if "INFINISWAP" not in key or key == CODE_OWNER
+    }
     before = device_unit()
     process = subprocess.Popen(
         argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -185,6 +237,7 @@ def main(frontend: str, directory: Path, pagecheck: Path) -> None:
     run("systemctl", "enable", "infiniswapd.service", DEVICE)
     run("systemctl", "start", "multi-user.target")  # as at boot: nobody names them
     run("systemctl", "is-active", "infiniswapd.service", DEVICE)
+    rights()
     command = run_argv(pagecheck, "--device", NAME)
     job("root", 0, directory, command)
     uid = make_user(MEMBER, GROUP)

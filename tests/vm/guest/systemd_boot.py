@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+CHECKOUT = Path(__file__).parents[3]
 CONTROLLERS = "+memory +pids +cpu +io"
 
 SOCKET = """[Unit]
@@ -72,7 +73,7 @@ for wants in sysinit sockets timers multi-user; do
         esac
     done
 done
-cp %(units)s/* /run/systemd/system/
+cp -r %(units)s/* /run/systemd/system/
 export container=infiniswap-test
 exec /lib/systemd/systemd --system --unit=isw-test.service --log-target=console \
     --log-level=notice --show-status=no --default-standard-output=null
@@ -105,6 +106,7 @@ def run(argv: list[str], success: str = "exit-force") -> int:
         )
         own = CGROUP / root.name
         own.mkdir()
+        _let_the_daemon_in(units)
         try:
             (CGROUP / "cgroup.subtree_control").write_text(CONTROLLERS)
             alone = root / "alone"
@@ -128,6 +130,20 @@ def run(argv: list[str], success: str = "exit-force") -> int:
         finally:
             for directory, _, _ in sorted(os.walk(own), reverse=True):
                 os.rmdir(directory)
+
+
+def _let_the_daemon_in(units: Path) -> None:
+    """Its user reads the checkout and its interpreter, which may be below root's home as they are
+    on the host (a guest's files are its own), or in /tmp, of which the daemon has one of its own.
+    Root knows whose the checkout is."""
+    for directory in (*Path(os.path.realpath(sys.executable)).parents, *CHECKOUT.parents):
+        directory.chmod(directory.stat().st_mode | 0o011)
+    owner = f"Environment=INFINISWAP_CODE_OWNER={CHECKOUT.stat().st_uid}\n"
+    bind = f"BindReadOnlyPaths={CHECKOUT}\n" if CHECKOUT.is_relative_to("/tmp") else ""
+    for unit, lines in (("infiniswapd", owner + bind), ("infiniswap-device@", owner)):
+        drop_in = units / f"{unit}.service.d"
+        drop_in.mkdir()
+        (drop_in / "checkout.conf").write_text(f"[Service]\n{lines}")
 
 
 def _wait(outside: subprocess.Popen[bytes], alone: Path) -> None:

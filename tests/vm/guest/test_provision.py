@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from qemu_vm.rxe_guest import SCRIPTS
+from support.devices.cluster import environment
 
 HERE = Path(__file__).parent
 
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 @pytest.mark.timeout(1800)
 def test_the_scripts_make_services(pagecheck: Path) -> None:
     probe = ["sh", str(HERE / "provision_probe.sh"), str(SCRIPTS), str(pagecheck)]
-    env = {name: value for name, value in os.environ.items() if "INFINISWAP" not in name}
+    env = environment()
     done = subprocess.run(
         [sys.executable, str(HERE / "systemd_boot.py"), *probe],
         env={**env, "PATH": f"{Path(sys.executable).parent}:{env['PATH']}"},

@@ -55,14 +55,17 @@ class Host:
 def serves(frontend: str, node: Path) -> bool:
     """Whether a process stands behind the block device."""
     block = Path("/sys/block", node.name)
-    return (block / "pid").exists() if frontend == "nbd" else block.exists()
+    return (block / {"nbd": "pid", "fuse": "loop", "ublk": ""}[frontend]).exists()
 
 
-@pytest.fixture(scope="module", params=["ublk", pytest.param("nbd", marks=pytest.mark.full)])
+@pytest.fixture(
+    scope="module",
+    params=["ublk", *(pytest.param(name, marks=pytest.mark.full) for name in ("nbd", "fuse"))],
+)
 def host(request: pytest.FixtureRequest, pagecheck: Path) -> Host:
     """Boots it, once for all tests; it runs until it has shut itself down."""
     frontend = str(request.param)
-    run("modprobe", {"nbd": "nbd", "ublk": "ublk_drv"}[frontend])
+    run("modprobe", {"nbd": "nbd", "fuse": "fuse", "ublk": "ublk_drv"}[frontend])
     directory = disk_directory()
     directory.chmod(0o755)  # for a member, who has to execute the job
     job = str(shutil.copy(pagecheck, directory))
@@ -112,6 +115,33 @@ def test_a_job_is_a_slice_at_the_top_and_nothing_is_left_of_it(host: Host, who: 
     assert seen["units_left"] == []
     assert "ActiveState=active" in seen["device_after"], host.everything
     assert seen["device_after"] == seen["device_before"]
+
+
+FOUR_CAPABILITIES = f"{1 << 2 | 1 << 19 | 1 << 21 | 1 << 24:016x}"
+"""DAC_READ_SEARCH, SYS_PTRACE, SYS_ADMIN, SYS_RESOURCE."""
+
+
+def test_no_process_has_more_rights_than_it_needs(host: Host) -> None:
+    assert "rights" in host.jobs, host.everything
+    seen = host.jobs["rights"]
+    (daemon,) = seen["infiniswapd.service"]
+    caps = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+    assert {daemon[name] for name in caps} == {"0" * 16}
+    assert "0" not in daemon["Uid"].split()
+    assert (daemon["locked"] > 0, daemon["oom_score_adj"]) == (True, -900)
+    assert seen["copies"] == {"cluster.secret_file": ["infiniswap-donor", 0o100400]}
+    device = seen["infiniswap-device@down.service"]
+    assert len(device) >= 3, "starter or holder, active process and standby"
+    for process in device:
+        assert set(process["Uid"].split()) == {"0"}
+        assert {process[name] for name in ("CapPrm", "CapEff", "CapBnd")} == {FOUR_CAPABILITIES}
+        assert {process["CapInh"], process["CapAmb"]} == {"0" * 16}
+        assert process["oom_score_adj"] == -1000
+    for process in (daemon, *device):
+        assert (process["NoNewPrivs"], process["Seccomp"]) == ("1", "2"), process
+    # What swap-safety asks of the kernel is granted.
+    serving = [process for process in device if process["locked"]]
+    assert any(process["real_time"] and process["io_flushers"] for process in serving), device
 
 
 @pytest.mark.full

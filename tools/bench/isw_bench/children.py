@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap.errors import DeadlineError, SystemCallError, from_oserror
+from infiniswap.own_code import CODE_OWNER
 from infiniswap.system.programs import SEARCH_PATH
 
 MARK = "INFINISWAP_TEST_BENCH"
@@ -31,7 +32,11 @@ _LOG_LINES = 8
 
 def environment(mark: str, changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's, without settings of the host's own installation, plus the mark."""
-    env = {name: text for name, text in os.environ.items() if not name.startswith("INFINISWAP_")}
+    env = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith("INFINISWAP_") or name == CODE_OWNER
+    }
     path = f"{env.get('PATH', os.defpath)}:{SEARCH_PATH}"
     return {**env, "PATH": path, "LC_ALL": "C", MARK: mark, **(changes or {})}
 

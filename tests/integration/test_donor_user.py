@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon with a user of its own and no capability, started as its unit starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from support.devices.cluster import SLAB, Cluster, Donor, until
+from support.devices.copied import Copied
+
+from infiniswap import errors, secret
+from infiniswap.donor import home
+from infiniswap.system import mounts
+from infiniswap.units import MIB
+
+pytestmark = [
+    pytest.mark.requires_native,
+    pytest.mark.requires_root,
+    pytest.mark.requires_tool("setpriv", "nbdcopy"),
+]
+
+USER = "nobody"
+UID = 65534
+AS_USER = (
+    *("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"),
+    *("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"),
+)
+SIZE = 32 * MIB
+
+
+def free_port() -> int:
+    """One that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class Own:
+    """The daemon of another user on this host, and what root prepares for it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.copies = cluster.root / "private" / "copies"
+        self.donors = cluster.root / "donors"
+        self.port = free_port()
+        cluster.root.chmod(0o777)  # where tests of ours put the ready file
+        self.state = cluster.root / "state"
+        self.state.mkdir(exist_ok=True)
+        os.chown(self.state, UID, UID)
+        self.secret = cluster.root / "secret"
+        cluster.ok("init", "--secret", str(self.secret))
+        cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"] = str(self.secret)
+        cluster.env["INFINISWAP_DAEMON_LEASE_GRACE_S"] = "120"
+        cluster.env["INFINISWAP_POLICY_SUSPEND_S"] = "60"
+        cluster.env["INFINISWAP_DEVICE_HEDGE_MS"] = "0"
+
+    def prepare(self, *args: str, pool: str = "256M") -> str:
+        """As ExecStartPre= does; returns what it says."""
+        options = ("--listen", f"127.0.0.1:{self.port}", "--slab", str(SLAB), "--pool", pool)
+        done = self.cluster.cli(
+            *("daemon", "--prepare", USER, "--copies", str(self.copies)),
+            *(*options, "--headroom", "16M", *args),
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    def start(self, *args: str) -> Donor:
+        """As ExecStart= does."""
+        return self.cluster.donor(
+            "--copies", str(self.copies), *args, port=self.port, prefix=AS_USER
+        )
+
+    def home(self) -> Path:
+        """Where the slabs are."""
+        (found,) = [path for path in self.donors.iterdir() if path.is_mount()]
+        return found
+
+
+@pytest.fixture
+def own(cluster: Cluster) -> Own:
+    return Own(cluster)
+
+
+def capabilities(pid: int) -> set[str]:
+    """Of every set."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return {line.split()[1] for line in text.splitlines() if line.startswith("Cap")}
+
+
+def test_it_lends_locked_memory_and_a_restart_keeps_it(own: Own, tmp_path: Path) -> None:
+    own.prepare()
+    donor = own.start()
+    assert capabilities(donor.process.pid) == {"0" * 16}
+    assert "a restart of the daemon loses what is lent" not in donor.log
+    assert own.home().stat().st_uid == UID
+    device = own.cluster.start(
+        "--frontend", "nbd-socket", "--donors", donor.address, size=str(SIZE)
+    )
+    contents = Copied(device, tmp_path)
+    contents.fill(SIZE)
+    until(lambda: device.status["slabs"].get("mapped") == SIZE // SLAB, "mapped slabs")
+    assert donor.end(signal.SIGTERM) == 0
+    assert "stays in" in donor.log
+    own.prepare()
+    donor = own.start()
+    until(lambda: device.status["slabs"].get("mapped") == SIZE // SLAB, "the same slabs")
+    assert contents.read_back()["requests_failed"] == 0
+    assert donor.end(signal.SIGINT) == 0
+    (left,) = home.leftovers(own.donors)
+    assert left.used_bytes == 0, "only root can unmount it"
+    said = own.cluster.cli("doctor", "--json").stdout
+    assert not [one for one in json.loads(said) if str(left.path) in one["what"]]
+    own.cluster.ok("daemon", "--release")
+    assert not own.donors.exists()
+
+
+def test_slabs_of_a_daemon_of_root_are_handed_over(own: Own, tmp_path: Path) -> None:
+    """An upgrade: the former release's daemon was root's."""
+    donor = own.cluster.donor(port=own.port)
+    device = own.cluster.start(
+        "--frontend", "nbd-socket", "--donors", donor.address, size=str(SIZE)
+    )
+    contents = Copied(device, tmp_path)
+    contents.fill(SIZE)
+    until(lambda: device.status["slabs"].get("mapped") == SIZE // SLAB, "mapped slabs")
+    assert donor.end(signal.SIGTERM) == 0
+    for path in own.state.iterdir():
+        os.chown(path, UID, UID)  # as systemd does, see StateDirectory=
+    assert "are nobody's from now on" in own.prepare()
+    owners = {path.stat().st_uid for path in own.home().rglob("*")}
+    assert owners == {UID}
+    own.start()
+    until(lambda: device.status["slabs"].get("mapped") == SIZE // SLAB, "the same slabs")
+    assert contents.read_back()["requests_failed"] == 0
+
+
+def test_the_home_has_the_size_of_the_pool(own: Own) -> None:
+    for pool, size in (("64M", 128 * MIB), ("32M", 96 * MIB)):
+        own.prepare(pool=pool)
+        room = os.statvfs(own.home())
+        assert room.f_blocks * room.f_frsize == size
+        (mount,) = [one for one in mounts.mounts() if one.mount_point == str(own.home())]
+        assert {"nosuid", "nodev", "noexec"} <= mount.options
+    own.cluster.ok("daemon", "--release")
+
+
+def test_it_reads_copies_of_files_that_are_roots(own: Own, tmp_path: Path) -> None:
+    token = own.cluster.root / "token"
+    token.touch(mode=0o600)
+    token.write_text("a-token-of-sixteen-bytes")
+    own.cluster.env["INFINISWAP_CLUSTER_METRICS_TOKEN_FILE"] = str(token)
+    own.prepare()
+    assert {path.name for path in own.copies.iterdir()} == {
+        "cluster.secret_file",
+        "cluster.metrics_token_file",
+    }
+    for path in own.copies.iterdir():
+        assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (UID, 0o400)
+    assert (own.copies.stat().st_uid, own.copies.stat().st_mode & 0o777) == (0, 0o755)
+    donor = own.start()
+    assert own.cluster.donor_row(donor)["state"] == "serving"
+    # A new one comes with a reload; one that is no longer named goes.
+    del own.cluster.env["INFINISWAP_CLUSTER_METRICS_TOKEN_FILE"]
+    own.prepare()
+    assert [path.name for path in own.copies.iterdir()] == ["cluster.secret_file"]
+
+
+def test_a_file_that_cannot_be_used_is_named_and_the_daemon_does_not_start(own: Own) -> None:
+    own.secret.chmod(0o644)
+    listen = ("--listen", f"127.0.0.1:{own.port}", "--pool", "64M", "--slab", str(SLAB))
+    done = own.cluster.cli("daemon", "--prepare", USER, "--copies", str(own.copies), *listen)
+    assert done.returncode == errors.ConfigError.exit_code
+    assert "has mode 0644" in done.stderr
+    own.cluster.program = (*AS_USER, *own.cluster.program)
+    done = own.cluster.cli("daemon", "--copies", str(own.copies), *listen)
+    own.cluster.program = own.cluster.program[len(AS_USER) :]
+    # systemd is told not to try again.
+    assert done.returncode == errors.ConfigError.exit_code
+    assert str(own.secret) in done.stderr
+    assert "the log of the unit say why" in done.stderr
+
+
+def test_root_uses_the_secret_that_the_daemons_user_has_made(
+    own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a host without a cluster secret. The secret of any other user is refused."""
+    del own.cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"]
+    own.prepare()
+    donor = own.start()
+    assert (own.state / "host-secret").stat().st_uid == UID
+    refused = own.cluster.cli("donor", "drain", donor.address)
+    assert "belongs to another user" in refused.stderr
+    monkeypatch.setattr(secret, "DONOR_USER", USER)
+    assert secret.host_keys(own.state) is not None
+
+
+def test_others_cannot_stand_in_for_copies_or_state(own: Own) -> None:
+    own.copies.mkdir(parents=True)
+    os.chown(own.copies, UID, UID)
+    listen = ("--listen", f"127.0.0.1:{own.port}", "--pool", "64M", "--slab", str(SLAB))
+    done = own.cluster.cli("daemon", "--prepare", USER, "--copies", str(own.copies), *listen)
+    assert done.returncode == errors.NotPermittedError.exit_code
+    assert not list(own.copies.iterdir())
+    os.chown(own.state, 0, 0)
+    done = own.cluster.cli("daemon", "--prepare", USER, *listen)
+    assert f"chown -R {USER}: {own.state}" in done.stderr
+    own.cluster.ok("daemon", "--release")
+
+
+@pytest.mark.parametrize("name", ["root", "no-such-user"])
+def test_it_needs_a_user_of_its_own(cluster: Cluster, name: str) -> None:
+    done = cluster.cli("daemon", "--prepare", name)
+    assert done.returncode == errors.ConfigError.exit_code
