@@ -448,8 +448,8 @@ def _log_start(config: Config, service: DonorService, limits: HeadroomConfig) ->
     )
     if not config.daemon.listen.is_loopback:
         log.warning(
-            "pages travel in plain TCP: they, and the tokens of data connections, can be read by "
-            "whoever sees the packets between the hosts; use a network that you trust",
+            "pages travel in plain TCP: whoever sees the packets between the hosts can read them; "
+            "use a network that you trust",
             extra=events.about(events.PLAIN_TCP),
         )
     if config.cluster.secret_file is None:
