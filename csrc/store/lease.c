@@ -195,7 +195,8 @@ int isw_store_lease_renew(isw_store *store, uint64_t id, uint32_t wait_ms_max)
 	lease->epoch++;
 	/* No new connection is let in, and the present ones are shut down. */
 	lease->open = false;
-	iswi_tickets_forget(lease);
+	memset(lease->tickets, 0, sizeof(lease->tickets));
+	lease->tickets_live = 0;
 	iswi_lease_shut(lease);
 	pthread_mutex_unlock(&store->lock);
 	err = iswi_lease_end(lease, true);

@@ -201,8 +201,6 @@ struct iswi_lease *iswi_ticket_find(struct isw_store *store, const char *name, s
 				    uint32_t *number_out);
 /* A connection is bound to the lease by the ticket. */
 void iswi_ticket_use(struct iswi_lease *lease, uint32_t number);
-/* All of a lease, without a look at connections. */
-void iswi_tickets_forget(struct iswi_lease *lease);
 
 /* ---- lease.c */
 /* On the clock of store->changed. */

@@ -49,12 +49,6 @@ static void forget(struct iswi_lease *lease, uint32_t number)
 	lease->tickets_live &= ~(1ull << number);
 }
 
-void iswi_tickets_forget(struct iswi_lease *lease)
-{
-	for (uint32_t i = 0; i < ISW_TICKET_NUMBERS; i++)
-		forget(lease, i);
-}
-
 struct iswi_lease *iswi_ticket_find(isw_store *store, const char *name, size_t name_bytes,
 				    uint32_t *number_out)
 {

@@ -52,10 +52,10 @@ def add_parser(subparsers: Any) -> None:
     ticket = actions.add_parser(
         "ticket",
         help="borrow slabs for nbdcopy, nbdinfo, fio and other NBD programs",
-        description="Borrows slabs and prints an NBD URI under which programs reach them, until the "
-        "command is interrupted or the donor ends the session. Then the connections end and the "
-        "slabs go back. Whoever reads the packets of a program that uses the URI can use it as "
-        "well, so test on a network that you trust.",
+        description="Borrows slabs and prints an NBD URI under which programs reach them, until "
+        "the command is interrupted or the donor ends the session. Then the connections end and "
+        "the slabs go back. Whoever reads the packets of a program that uses the URI can use it "
+        "as well, so test on a network that you trust.",
     )
     ticket.add_argument(
         "--slabs", metavar="N", type=_positive, default=1, help="slabs to borrow (default: 1)"
@@ -65,7 +65,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         type=_positive,
         default=64,
-        help="connections that the URI opens (default: 64); a program may need several for each run",
+        help="connections that the URI opens (default: 64); a program may need several at a time",
     )
     for action in (drain, undrain, ticket):
         action.add_argument("host", metavar="HOST[:PORT]", help="the donor's control address")

@@ -13,7 +13,6 @@ from typing import Final, Protocol
 
 from infiniswap.rdma_address import RdmaEnd, RdmaKey
 
-
 TICKET_NUMBERS: Final = 33
 """Tickets of a lease at the same time (ISW_TICKET_NUMBERS)."""
 
