@@ -504,6 +504,9 @@ class Status(Struct, frozen=True, kw_only=True):
     Empty: it can, or it does not say."""
     degraded: Annotated[list[Text], Meta(max_length=64)] = []
     """What this donor lacks on its host, as sentences; older daemons leave this out."""
+    second_secret_idle_s: Annotated[float, Meta(ge=0.0)] | None = None
+    """Seconds since the second cluster secret was used last or, if it never was, since it is
+    accepted. Null: there is none."""
     sessions: Count
     pool: PoolStatus
     memory: MemoryStatus

@@ -13,10 +13,10 @@ import msgspec
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Channel, Ended, Limits
 from infiniswap.control.figures import Figures
+from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.peer import consumer_of
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import InfiniswapError, RequestRefusedError
-from infiniswap.keys import Keys
 
 CONNECTIONS_MAX: Final = 2048
 """TCP connections at once, unless configured otherwise."""
@@ -29,7 +29,7 @@ class ServerConfig:
 
     Attributes:
         tls: key and certificate.
-        keys: of the cluster.
+        keys: of the cluster. They may change while the server runs.
         limits: of each session.
         handshake_s: how long a peer may take for its first request, the handshake of TLS included;
             again for the handshake of a session; for any other request three times that.
@@ -44,7 +44,7 @@ class ServerConfig:
     """
 
     tls: ServerTls
-    keys: Keys
+    keys: KeyRing
     limits: Limits = Limits()
     handshake_s: float = 5.0
     connections_max: int = CONNECTIONS_MAX

@@ -29,12 +29,13 @@ from infiniswap import __version__, events
 from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
+from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.local import LocalPort, local_path
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
 from infiniswap.control.tls import ServerTls
 from infiniswap.donor.certificate import certificate_path, donor_certificate
-from infiniswap.donor.cluster_keys import donor_keys
+from infiniswap.donor.cluster_keys import donor_keys, second_keys
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.home import Home, NoHome, make_run_dir, open_home
 from infiniswap.donor.identity import DonorIdentity, make_identity
@@ -45,7 +46,6 @@ from infiniswap.donor.service import DonorService
 from infiniswap.engine.protocol import OffLoop
 from infiniswap.engine.store import Store, StoreConfig
 from infiniswap.errors import ConflictError, EngineError, InfiniswapError, SystemCallError
-from infiniswap.keys import Keys
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.secret import check_listen_secret, host_secret_path
 from infiniswap.system.clock import SteadyClock
@@ -144,7 +144,11 @@ async def serve(
         EngineError, SystemCallError: the store or a port cannot be set up.
     """
     check_listen_secret(config.daemon.listen, config.cluster.secret_file)
-    keys = await asyncio.to_thread(donor_keys, config)
+    keys = KeyRing(
+        await asyncio.to_thread(donor_keys, config),
+        await asyncio.to_thread(second_keys, config),
+        clock,
+    )
     tls, note = await asyncio.to_thread(donor_certificate, config.daemon.state_dir)
     control = _server_config(config, tls, keys, stop_s, handshake_s)
     async with contextlib.AsyncExitStack() as stack:
@@ -192,6 +196,7 @@ async def _start(
         executor,
         clock,
         records=home.records if isinstance(home, Home) else None,
+        keys=control.keys,
     )
     harvester.evict = service.evict_some
     _restore(service, store, home, clock())
@@ -205,7 +210,7 @@ async def _start(
     if note := pool_note(limits, figures):
         log.warning("%s", note)
     keep_awake = KeepAwake(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
-    reloader = Reloader(config, harvester, service, keep_awake)
+    reloader = Reloader(config, harvester, service, keep_awake, control.keys)
     ports = Ports(service.control_port, service.data_port)
     donor = Donor(ports, service, server, harvester, reloader)
     stack.callback(_watch_pressure(harvester))
@@ -246,7 +251,7 @@ def _store_config(config: Config, limits: HeadroomConfig, slab_dir: Path | None)
 
 
 def _server_config(
-    config: Config, tls: ServerTls, keys: Keys, stop_s: float, handshake_s: float
+    config: Config, tls: ServerTls, keys: KeyRing, stop_s: float, handshake_s: float
 ) -> ServerConfig:
     """Reads the token of the metrics."""
     cluster = config.cluster
@@ -336,7 +341,7 @@ def _settle(home: Home | NoHome, service: DonorService, gives_back: bool = False
 
 @contextlib.asynccontextmanager
 async def _loops(
-    donor: Donor, config: Config, keys: Keys, keep_awake: KeepAwake, background: Executor
+    donor: Donor, config: Config, keys: KeyRing, keep_awake: KeepAwake, background: Executor
 ) -> AsyncIterator[None]:
     """The donor's own tasks, while the block lasts."""
     service = donor.service
@@ -350,7 +355,7 @@ async def _loops(
         # Late: a daemon with a list of peers has no use for it.
         from infiniswap.donor.announce import announce
 
-        loops["announce"] = announce(config, service, keys.announcement)
+        loops["announce"] = announce(config, service, keys)
     tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
     for task in tasks:
         task.add_done_callback(donor.task_done)

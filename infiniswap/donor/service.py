@@ -17,6 +17,7 @@ from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.figures import Figures
+from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.service import ServerSession
 from infiniswap.control.text import clean_text
 from infiniswap.donor import metrics
@@ -73,8 +74,10 @@ class DonorService:
         clock: Callable[[], float],
         rng: Random | None = None,
         records: LeaseRecords | None = None,
+        keys: KeyRing | None = None,
     ) -> None:
         self.identity = identity
+        self.keys = keys
         self.config = config
         self.store = store
         self.harvester = harvester
