@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     config = configuration.load(args.config, overrides(args))
     check_listen_secret(config.daemon.listen, config.cluster.secret_file)
     config.keys()
+    config.second_keys()
     memory = memory_source(args.memory_cgroup)
     logs.set_up(
         "infiniswapd",

@@ -65,6 +65,8 @@ class ControlServer:
             connections_per_host_max=config.connections_per_host_max,
             request_s=config.handshake_s,
             stop_s=config.stop_s,
+            tls_per_host=config.tls_per_host,
+            tls_of_strangers=config.tls_of_strangers,
         )
         self._port = HttpPort(limits, self.counters, self._kept_out, self._no_tls, config.tls)
         router = self._port.router
@@ -268,7 +270,9 @@ class ControlServer:
         )
 
     def _kept_out(self, host: str) -> None:
-        self._log_peer("refused a connection from %s: too many are open", host)
+        self._log_peer(
+            "refused a connection from %s: too many are open, or too many began lately", host
+        )
 
 
 def _session_key(keys: Keys) -> bytes | None:

@@ -29,8 +29,10 @@ from infiniswap import __version__, events
 from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
+from infiniswap.control.handshake_rate import PER_HOST
 from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.local import LocalPort, local_path
+from infiniswap.control.rate import Rate
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
 from infiniswap.control.tls import ServerTls
@@ -126,6 +128,7 @@ async def serve(
     *,
     stop_s: float = STOP_S,
     handshake_s: float = 5.0,
+    tls_per_host: Rate = PER_HOST,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Donor]:
     """Runs a donor for as long as the block lasts.
@@ -135,7 +138,7 @@ async def serve(
         store_factory: makes the slab pool.
         memory: figures.
         stop_s: how long stopping waits for consumers.
-        handshake_s: see ServerConfig.
+        handshake_s, tls_per_host: see ServerConfig.
         clock: seconds; it should be monotonic.
 
     Raises:
@@ -150,7 +153,9 @@ async def serve(
         clock,
     )
     tls, note = await asyncio.to_thread(donor_certificate, config.daemon.state_dir)
-    control = _server_config(config, tls, keys, stop_s, handshake_s)
+    control = replace(
+        _server_config(config, tls, keys, stop_s, handshake_s), tls_per_host=tls_per_host
+    )
     async with contextlib.AsyncExitStack() as stack:
         donor = await _start(stack, config, control, store_factory, memory, SteadyClock(clock))
         if note:

@@ -26,6 +26,7 @@ def existing(path: Path) -> Path:
 
 def _keys(config: Config) -> None:
     config.keys()
+    config.second_keys()
 
 
 def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError | str]:

@@ -97,10 +97,17 @@ class _Record(Struct, frozen=True, kw_only=True):
     config_file: str | None = None
     flags: dict[str, str] = {}
     metrics_token_file: Path | None = None
+    second_secret_file: Path | None = None
 
 
 _SPEC_FIELDS: Final = frozenset(DeviceSpec.__struct_fields__) - {"config"}
-_CLUSTER_FIELDS: Final = ("secret_file", "peers_file", "metrics_token_file", "ask_s")
+_CLUSTER_FIELDS: Final = (
+    "secret_file",
+    "second_secret_file",
+    "peers_file",
+    "metrics_token_file",
+    "ask_s",
+)
 _DEVICE_FIELDS: Final = ("slab_bytes", "frontend", "transport", "priority")
 
 
@@ -241,6 +248,7 @@ def check_files(config: Config) -> None:
         ConfigError: one cannot be used; told before anything is attached.
     """
     config.keys()
+    config.second_keys()
     check_metrics_listen(config.device.metrics_listen, config.metrics_token())
 
 
