@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 ResultT = TypeVar("ResultT")
@@ -194,7 +194,7 @@ class RemoteConfig:
 
     host: str
     port: int
-    tickets: tuple[str, ...]
+    tickets: tuple[str, ...] = field(repr=False)
     export_bytes: int
     queues: int = 2
     connect_ms_max: int = 3_000
