@@ -177,6 +177,7 @@ class Announcer:
         while True:
             self._again.clear()
             await client.publish(topic, self._signed(announcement), qos=1, retain=True)
+            _heed_cancellation()
             await asyncio.sleep(min(_AGAIN_S_MIN, self._config.announce_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._config.announce_s - _AGAIN_S_MIN)):
@@ -215,6 +216,7 @@ class Announcer:
         topic = memory_topic(announcement.cluster, announcement.donor_id)
         while True:
             await client.publish(topic, msgspec.json.encode(self._memory()))
+            _heed_cancellation()
             await asyncio.sleep(self._config.telemetry_s)
 
     async def _listen(self, client: Client, announcement: Announcement, topic: str) -> None:
@@ -244,6 +246,7 @@ class Announcer:
             if message.retain and self._cleared < _CLEARED_MAX:
                 self._cleared += 1
                 await client.publish(str(message.topic), b"", qos=1, retain=True)
+                _heed_cancellation()
         elif not message.retain:  # a retained one may be ours, under an earlier address
             self._conflicts(announcement, other)
 
@@ -272,3 +275,11 @@ class Announcer:
         self._conflict = conflict(announcement.donor_id, list(everybody))
         if self._attempts.is_due(self._conflict):
             log.warning("%s", self._conflict, extra=events.about(events.IDENTITY_TWICE))
+
+
+def _heed_cancellation() -> None:
+    """For tasks of the group. The library waits with asyncio.wait_for, which before Python 3.12
+    forgets a cancellation that comes together with its result, and a group cancels once."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

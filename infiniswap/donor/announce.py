@@ -20,6 +20,8 @@ from infiniswap.keys import announcement_keys
 from infiniswap.units import HostPort
 
 _TELL_S: Final = 0.5
+_END_S: Final = 5.0
+"""More than withdrawing takes."""
 
 
 async def announce(config: Config, service: DonorService, keys: KeyRing) -> None:
@@ -32,8 +34,9 @@ async def announce(config: Config, service: DonorService, keys: KeyRing) -> None
             await asyncio.wait({announcing}, timeout=_TELL_S)
         await announcing
     finally:
-        announcing.cancel()
-        await asyncio.wait({announcing})
+        while not announcing.done():  # one cancellation may be lost: see the announcer
+            announcing.cancel()
+            await asyncio.wait({announcing}, timeout=_END_S)
 
 
 def make_announcer(config: Config, service: DonorService, keys: KeyRing) -> Announcer:

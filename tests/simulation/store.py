@@ -69,13 +69,15 @@ class SimStore:
     Args:
         world: told before a slot is emptied or filled.
         slabs_max: of the pool.
-        rng: tickets, and which renewals find connections that do not drain.
+        rng: tickets, which of them are stolen, and which renewals find connections that do not
+            drain.
         files: what a predecessor has left.
     """
 
     def __init__(self, world: World, slabs_max: int, rng: Random, files: Files) -> None:
         self.slabs_max = slabs_max
         self.renewals_fail_share = 0.0
+        self.tickets_stolen_share = 0.0
         self.refuse_memory = False
         self.closed = False
         self.leases: dict[int, StoreLease] = {}
@@ -203,7 +205,8 @@ class SimStore:
             if len(numbers) == len(tickets):
                 for number in numbers:
                     del entry.tickets[number]
-                return entry
+                is_stolen = self._rng.random() < self.tickets_stolen_share
+                return None if is_stolen else entry
         return None
 
     def lease_destroy(self, lease: int) -> None:
