@@ -91,7 +91,7 @@ def cannot_connect(address: HostPort, error: OSError) -> NoDonorError:
 def full(address: HostPort) -> DonorBusyError:
     """The donor refused a connection above its limit."""
     return DonorBusyError(
-        "its limit of connections is reached, in all or for this host, or too many began lately",
+        "its connection limit is reached, in all or for this host, or too many began lately",
         where=f"donor {address}",
         mend="Try again in a few seconds. If it repeats, raise daemon.connections_max or "
         "daemon.connections_per_host_max there.",
