@@ -60,8 +60,8 @@ def _key(default: Any, kind: str, marks: Mapping[str, str], **meta: object) -> A
     Args:
         default: its value where nothing is configured.
         kind: how it is written: see config_values.
-        marks: `live`: the process ("daemon" or "device") that takes a new value over while it
-            runs. `only`: the one process that uses the key, in a section that both read.
+        marks: `live`: the process ("daemon", "device" or "both") that takes a new value over while
+            it runs. `only`: the one process that uses the key, in a section that both read.
         meta: what the kind needs.
     """
     return field(default=default, metadata={"kind": kind, **meta, **marks})
@@ -232,8 +232,10 @@ class ClusterConfig:
     """mqtt: donors announce themselves on a broker, and devices find them there as well."""
     name: str = _text("default")
     """Name that tells apart the clusters on one broker."""
-    secret_file: Path | None = _path(None)
+    secret_file: Path | None = _path(None, live="both")
     """File of mode 0600 that `infiniswap init --secret` made, the same on every host."""
+    second_secret_file: Path | None = _path(None, live="both")
+    """Another such file, whose secret is accepted as well while a cluster changes its secret."""
     metrics_token_file: Path | None = _path(None)
     """File of mode 0600 with a token of 16 bytes or more that opens metrics and nothing else."""
     ask_s: float = _float(2.0, low=0.05, high=60.0, only="device")
@@ -321,6 +323,15 @@ class Config:
         """
         path = self.cluster.secret_file
         return host_keys(self.daemon.state_dir) if path is None else read_secret(path)
+
+    def second_keys(self) -> Keys | None:
+        """The keys of the second secret; None where none is configured.
+
+        Raises:
+            ConfigError: see read_secret.
+        """
+        path = self.cluster.second_secret_file
+        return None if path is None else read_secret(path)
 
     def secret_file(self) -> Path | None:
         """The file whose keys `keys` returns."""

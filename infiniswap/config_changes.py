@@ -33,7 +33,11 @@ def live_keys(process: Process) -> tuple[str, ...]:
 
     A device's connect_ms and request_ms apply to its next connections.
     """
-    return tuple(key for key, _, entry in entries() if entry.metadata.get("live") == process)
+    return tuple(key for key, _, entry in entries() if _is_live(entry, process))
+
+
+def _is_live(entry: dataclasses.Field[Any], process: Process) -> bool:
+    return entry.metadata.get("live") in (process, "both")
 
 
 def concerning_keys(process: Process) -> tuple[str, ...]:
@@ -65,7 +69,7 @@ def merged(running: Config, wanted: Config, process: Process) -> Config:
     """
     changes: dict[str, dict[str, Any]] = {}
     for _, section, entry in entries():
-        if entry.metadata.get("live") == process:
+        if _is_live(entry, process):
             value = getattr(getattr(wanted, section), entry.name)
             changes.setdefault(section, {})[entry.name] = value
     sections = {

@@ -245,8 +245,7 @@ DESCRIPTORS_SHORT: Final = Event(
 )
 PLAIN_TCP: Final = Event(
     "plain-tcp",
-    "Anybody who sees the packets between the hosts can read pages and the tokens of data "
-    "connections.",
+    "Anybody who sees the packets between the hosts can read pages.",
     "Let donors listen on a network that you trust.",
 )
 

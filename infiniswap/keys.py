@@ -8,6 +8,7 @@ host can be given one without the others. Of the session key nobody can compute 
 from __future__ import annotations
 
 import binascii
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,6 +46,15 @@ def derive(secret: bytes) -> Keys:
         hkdf(secret, b"infiniswap v2 operator"),
         hkdf(secret, b"infiniswap v2 announcement"),
     )
+
+
+def announcement_keys(accepted: Iterable[Keys]) -> tuple[bytes, ...]:
+    """With which announcements are checked, the first one for our own; empty: they cannot be,
+    as the first secret of this host is a session key alone."""
+    found = [keys.announcement for keys in accepted]
+    if not found or found[0] is None:
+        return ()
+    return tuple(key for key in found if key is not None)
 
 
 def hkdf(secret: bytes, info: bytes, salt: bytes = b"", length: int = _HASH_BYTES) -> bytes:

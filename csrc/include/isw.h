@@ -16,16 +16,17 @@
 #include <stdint.h>
 
 /* cdef begin */
-#define ISW_PAGE_BYTES       4096
-#define ISW_ERROR_TEXT_BYTES 256
-#define ISW_TOKEN_TEXT_BYTES 33
-#define ISW_LATENCY_BUCKETS  256
-#define ISW_NO_REMOTE        0xffffffff
-#define ISW_RECORD_BYTES_MAX 512
-#define ISW_RDMA_NAME_BYTES  64
-#define ISW_RDMA_GIDS_MAX    32
-#define ISW_SEAL_KEY_BYTES   32
-#define ISW_SEALED_KEY_BYTES 60
+#define ISW_PAGE_BYTES        4096
+#define ISW_ERROR_TEXT_BYTES  256
+#define ISW_TICKET_TEXT_BYTES 33
+#define ISW_TICKET_NUMBERS    33
+#define ISW_LATENCY_BUCKETS   256
+#define ISW_NO_REMOTE         0xffffffff
+#define ISW_RECORD_BYTES_MAX  512
+#define ISW_RDMA_NAME_BYTES   64
+#define ISW_RDMA_GIDS_MAX     32
+#define ISW_SEAL_KEY_BYTES    32
+#define ISW_SEALED_KEY_BYTES  60
 
 struct isw_error {
 	int code;       /* negative errno, 0 when unset */
@@ -224,7 +225,7 @@ int isw_store_pin(isw_store *store);
 /* A file that was removed and not served, and why: index 0, 1, ...; -ENOENT past the last. */
 int isw_store_note(isw_store *store, uint32_t index, struct isw_error *note_out);
 /*
- * The lease with its slabs. Nobody can connect before it is renewed, for nobody has its token.
+ * The lease with its slabs. Nobody can connect before it is renewed: until then it has no tickets.
  * -EINVAL: a number that was never given out; -EEXIST; -ENOSPC: leases_max; -ENOMEM.
  */
 int isw_store_lease_restore(isw_store *store, uint64_t lease, uint32_t slots_max, uint64_t epoch);
@@ -240,16 +241,34 @@ int isw_store_lease_slot(isw_store *store, uint64_t lease, uint32_t slot,
 			 struct isw_slot_info *info_out);
 
 /*
- * A lease is one export: slots_max slab slots, all empty, reachable under the token. lease_out is
+ * A lease is one export: slots_max slab slots, all empty, reachable with tickets. lease_out is
  * never reused during the life of the store or, with slab_dir, of that directory.
  */
-int isw_store_lease_create(isw_store *store, uint32_t slots_max, char *token_out,
-			   uint64_t *lease_out, struct isw_error *error);
+int isw_store_lease_create(isw_store *store, uint32_t slots_max, uint64_t *lease_out,
+			   struct isw_error *error);
 /*
  * Fences: shuts the lease's connections down, waits until none is left (so that no late write
- * can land), then makes a fresh token; the old one is dead. -ETIMEDOUT: nothing was granted.
+ * can land). Every ticket is dead. -ETIMEDOUT: no ticket is given until a renewal succeeds.
  */
-int isw_store_lease_renew(isw_store *store, uint64_t lease, uint32_t wait_ms_max, char *token_out);
+int isw_store_lease_renew(isw_store *store, uint64_t lease, uint32_t wait_ms_max);
+
+/* A ticket: the name of the export for those who open one connection of a lease. */
+struct isw_ticket_config {
+	uint32_t number;  /* which connection: below ISW_TICKET_NUMBERS */
+	uint32_t uses;    /* how many connections it opens: 1, more for programs that need more */
+	uint32_t good_ms; /* 0: until it is used up, replaced or ended */
+	uint32_t wait_ms_max;
+};
+/*
+ * Gives a ticket. The lease's earlier one of the same number is dead, and connections that it has
+ * opened are shut down; blocks until they have ended, without any it does not wait. ticket_out
+ * takes ISW_TICKET_TEXT_BYTES. -ETIMEDOUT: they have not ended in wait_ms_max. -EBUSY: the lease is
+ * being renewed, or has to be. -ENOENT: no such lease.
+ */
+int isw_store_ticket(isw_store *store, uint64_t lease, const struct isw_ticket_config *config,
+		     char *ticket_out);
+/* Ends a ticket, and shuts down the connections that it has opened. Does not wait. */
+int isw_store_ticket_end(isw_store *store, uint64_t lease, uint32_t number);
 /* Fences and releases every slot; the slabs become dirty. */
 int isw_store_lease_destroy(isw_store *store, uint64_t lease);
 int isw_store_lease_stats(isw_store *store, uint64_t lease, struct isw_lease_stats *stats_out);
@@ -460,8 +479,9 @@ uint32_t isw_rdma_let_go(isw_engine *engine);
 struct isw_remote_config {
 	const char *host; /* copied */
 	uint16_t port;
-	const char *token; /* copied */
-	uint32_t queues;   /* connections, 1..16 */
+	/* One for each TCP connection: `queues` of them, or one beside RDMA. Borrowed. */
+	const char *const *tickets;
+	uint32_t queues; /* connections, 1..16 */
 	uint32_t connect_ms_max;
 	uint32_t request_ms_max; /* per-request deadline; past it the remote is declared down */
 	uint64_t export_bytes;   /* what the donor must announce at least */

@@ -5,32 +5,6 @@
 
 #include "store/store.h"
 
-/* Takes the same time for every name, so that a guess does not learn how much of it was right. */
-static bool token_is(const char *token, const char *name)
-{
-	unsigned char differs = 0;
-
-	for (unsigned i = 0; i < ISWI_TOKEN_BYTES; i++)
-		differs |= (unsigned char)(token[i] ^ name[i]);
-	return differs == 0;
-}
-
-/* store->lock held. */
-static struct iswi_lease *find_by_token(isw_store *store, const char *name, size_t name_bytes)
-{
-	struct iswi_lease *found = NULL;
-
-	if (name_bytes != ISWI_TOKEN_BYTES)
-		return NULL;
-	for (uint32_t i = 0; i < store->config.leases_max; i++) {
-		struct iswi_lease *lease = store->leases[i];
-
-		if (lease != NULL && lease->open && token_is(lease->token, name))
-			found = lease;
-	}
-	return found;
-}
-
 static void describe(const struct iswi_lease *lease, struct iswi_nbd_export *export_out)
 {
 	const uint64_t slab_bytes = lease->store->config.slab_bytes;
@@ -41,9 +15,11 @@ static void describe(const struct iswi_lease *lease, struct iswi_nbd_export *exp
 	export_out->block_bytes_max = (uint32_t)ISWI_MIN(slab_bytes, ISWI_NBD_PAYLOAD_BYTES_MAX);
 }
 
-static void bind_conn(struct iswi_lease *lease, struct iswi_store_conn *bound)
+static void bind_conn(struct iswi_lease *lease, uint32_t ticket, struct iswi_store_conn *bound)
 {
+	iswi_ticket_use(lease, ticket);
 	bound->lease = lease;
+	bound->ticket = ticket;
 	bound->number = ++lease->conn_last;
 	bound->next = lease->conns;
 	bound->link = &lease->conns;
@@ -59,6 +35,7 @@ static int export_open(void *ctx, const char *name, size_t name_bytes, struct is
 	isw_store *store = ctx;
 	struct iswi_store_conn *bound = NULL;
 	struct iswi_lease *lease;
+	uint32_t ticket = 0;
 	int err = 0;
 
 	if (conn != NULL) {
@@ -68,11 +45,12 @@ static int export_open(void *ctx, const char *name, size_t name_bytes, struct is
 		bound->conn = conn;
 	}
 	/*
-	 * Looked up and bound in one step: a lease that is being renewed either refuses the
-	 * connection or finds it in the list of those to shut.
+	 * Looked up, used and bound in one step: a lease that is being renewed either refuses the
+	 * connection or finds it in the list of those to shut, and of several that show the same
+	 * ticket one gets in.
 	 */
 	pthread_mutex_lock(&store->lock);
-	lease = find_by_token(store, name, name_bytes);
+	lease = iswi_ticket_find(store, name, name_bytes, &ticket);
 	if (lease == NULL) {
 		err = -ENOENT;
 	} else if (bound != NULL && lease->conn_count >= store->config.connections_per_lease_max) {
@@ -80,7 +58,7 @@ static int export_open(void *ctx, const char *name, size_t name_bytes, struct is
 	} else {
 		describe(lease, export_out);
 		if (bound != NULL) {
-			bind_conn(lease, bound);
+			bind_conn(lease, ticket, bound);
 			export_out->handle = bound;
 			export_out->counters = &lease->counters;
 		}

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 
 #include "store/store.h"
@@ -35,23 +34,7 @@ void iswi_slot_empty(struct iswi_lease *lease, struct iswi_slot *slot)
 	lease->slots_mapped--;
 }
 
-/* token_out: ISW_TOKEN_TEXT_BYTES. Blocks only until the kernel's random source is ready. */
-static int make_token(char *token_out)
-{
-	static const char digits[] = "0123456789abcdef";
-	unsigned char bytes[ISWI_TOKEN_BYTES / 2];
-
-	if (getrandom(bytes, sizeof(bytes), 0) != (ssize_t)sizeof(bytes))
-		return -EIO;
-	for (unsigned i = 0; i < sizeof(bytes); i++) {
-		token_out[2 * i] = digits[bytes[i] >> 4];
-		token_out[2 * i + 1] = digits[bytes[i] & 15];
-	}
-	token_out[ISWI_TOKEN_BYTES] = '\0';
-	return 0;
-}
-
-static struct timespec deadline_after(uint32_t ms)
+struct timespec iswi_store_deadline(uint32_t ms)
 {
 	struct timespec deadline;
 
@@ -154,8 +137,8 @@ static void lease_remove(struct iswi_lease *lease)
 			store->leases[i] = NULL;
 }
 
-int isw_store_lease_create(isw_store *store, uint32_t slots_max, char *token_out,
-			   uint64_t *lease_out, struct isw_error *error)
+int isw_store_lease_create(isw_store *store, uint32_t slots_max, uint64_t *lease_out,
+			   struct isw_error *error)
 {
 	struct iswi_lease *lease;
 	int err;
@@ -166,13 +149,6 @@ int isw_store_lease_create(isw_store *store, uint32_t slots_max, char *token_out
 	lease = iswi_lease_alloc(store, slots_max);
 	if (lease == NULL)
 		return iswi_error(error, -ENOMEM, "no memory for a lease of %u slots", slots_max);
-	err = make_token(lease->token);
-	if (err != 0) {
-		iswi_lease_free(lease);
-		return iswi_error(error, err, "the kernel gave no random numbers for a token");
-	}
-	/* Copied before others can see, and end, the lease. */
-	memcpy(token_out, lease->token, ISW_TOKEN_TEXT_BYTES);
 	pthread_mutex_lock(&store->lock);
 	err = iswi_store_number(store, &store->lease_last, &lease->id);
 	if (err == 0 && !iswi_lease_insert(store, lease))
@@ -202,15 +178,12 @@ static int wait_unconnected(struct iswi_lease *lease, const struct timespec *dea
 	return lease->conn_count == 0 ? 0 : err;
 }
 
-int isw_store_lease_renew(isw_store *store, uint64_t id, uint32_t wait_ms_max, char *token_out)
+int isw_store_lease_renew(isw_store *store, uint64_t id, uint32_t wait_ms_max)
 {
-	struct timespec deadline = deadline_after(wait_ms_max);
+	struct timespec deadline = iswi_store_deadline(wait_ms_max);
 	struct iswi_lease *lease;
-	char token[ISW_TOKEN_TEXT_BYTES];
-	int err = make_token(token);
+	int err;
 
-	if (err != 0)
-		return err;
 	pthread_mutex_lock(&store->lock);
 	lease = iswi_lease_find(store, id);
 	if (lease == NULL || lease->renewing) {
@@ -220,18 +193,18 @@ int isw_store_lease_renew(isw_store *store, uint64_t id, uint32_t wait_ms_max, c
 	iswi_lease_enter(lease);
 	lease->renewing = true;
 	lease->epoch++;
-	lease->open = false; /* no new connection is let in, and the present ones are shut down */
+	/* No new connection is let in, and the present ones are shut down. */
+	lease->open = false;
+	memset(lease->tickets, 0, sizeof(lease->tickets));
+	lease->tickets_live = 0;
 	iswi_lease_shut(lease);
 	pthread_mutex_unlock(&store->lock);
 	err = iswi_lease_end(lease, true);
 	pthread_mutex_lock(&store->lock);
 	if (err == 0)
 		err = wait_unconnected(lease, &deadline);
-	if (err == 0) {
-		memcpy(lease->token, token, sizeof(token));
-		memcpy(token_out, token, sizeof(token));
+	if (err == 0)
 		lease->open = true;
-	}
 	lease->renewing = false;
 	iswi_lease_leave(lease);
 out_unlock:
@@ -442,7 +415,7 @@ static int fence(struct iswi_lease *lease, uint32_t number, uint64_t generation)
 int isw_store_unmap(isw_store *store, uint64_t id, uint32_t number, uint64_t generation,
 		    uint32_t wait_ms_max)
 {
-	struct timespec deadline = deadline_after(wait_ms_max);
+	struct timespec deadline = iswi_store_deadline(wait_ms_max);
 	struct iswi_lease *lease;
 	struct iswi_slot *slot;
 	int waited = 0, err;

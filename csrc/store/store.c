@@ -105,6 +105,7 @@ int isw_store_create(const struct isw_store_config *config, isw_store **store_ou
 	store->config.slab_dir = NULL; /* the caller's, and no longer needed */
 	store->dir.fd = -1;
 	store->transports = transports;
+	store->clock = &iswi_clock_monotonic;
 	store->leases = calloc(config->leases_max, sizeof(struct iswi_lease *));
 	if (store->leases == NULL) {
 		err = iswi_error(error, -ENOMEM, "no memory for the store's tables");

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The donor store's inside. store.c: the store as a whole. pool.c: slabs. lease.c: leases and their
- * slots. export.c: what the NBD server asks. restore.c: what a predecessor left in the directory of
- * slabs. rdma.h: the same memory by RDMA, behind a table of functions; nothing else here knows it.
+ * slots. ticket.c: who may open a lease's connections. export.c: what the NBD server asks.
+ * restore.c: what a predecessor left in the directory of slabs. rdma.h: the same memory by RDMA,
+ * behind a table of functions; nothing else here knows it.
  *
  * A slab goes round: made (zeroed) → free → mapped in a lease's slot → dirty → zeroed → free.
  *
@@ -26,7 +27,7 @@
 #define ISWI_STORE_SLABS_MAX  65536u /* a bound on configuration, not a target */
 #define ISWI_STORE_SLOTS_MAX  65536u /* of one lease */
 #define ISWI_STORE_LEASES_MAX 65536u
-#define ISWI_TOKEN_BYTES      32u /* 128 bits in hexadecimal */
+#define ISWI_TICKET_BYTES     32u /* 128 bits in hexadecimal */
 #define ISWI_STORE_NOTES_MAX  16u
 
 enum iswi_slab_state {
@@ -74,8 +75,16 @@ struct iswi_store_conn {
 	struct iswi_lease *lease;
 	struct iswi_nbd_conn *conn;
 	uint64_t number; /* of the lease's, in their order, from 1 */
+	uint32_t ticket; /* the number of the ticket that opened it */
 	struct iswi_store_conn *next;
 	struct iswi_store_conn **link; /* what points here */
+};
+
+/* All of it under store->lock. */
+struct iswi_ticket {
+	char text[ISW_TICKET_TEXT_BYTES];
+	uint32_t uses;   /* how many are left; 0: there is no such ticket */
+	uint64_t end_ns; /* of store->clock */
 };
 
 /*
@@ -120,12 +129,13 @@ struct iswi_lease {
 	struct isw_store *store;
 	void *parts[ISW_TRANSPORTS];             /* the transports' own */
 	atomic_uint connections[ISW_TRANSPORTS]; /* likewise counted; relaxed: statistics */
-	char token[ISW_TOKEN_TEXT_BYTES];
-	bool open;      /* new connections with the token are welcome */
-	bool renewing;  /* one at a time */
-	bool dying;     /* being destroyed: nobody else finds it */
-	bool stuck;     /* likewise: a transport keeps something of it */
-	uint32_t users; /* calls that wait without the lock and return to the lease */
+	struct iswi_ticket tickets[ISW_TICKET_NUMBERS];
+	uint64_t tickets_live; /* 1 << number: there is one */
+	bool open;             /* tickets are given, and new connections with them are welcome */
+	bool renewing;         /* one at a time */
+	bool dying;            /* being destroyed: nobody else finds it */
+	bool stuck;            /* likewise: a transport keeps something of it */
+	uint32_t users;        /* calls that wait without the lock and return to the lease */
 	uint64_t epoch;
 	uint32_t slots_max;
 	uint32_t slots_mapped;
@@ -156,6 +166,7 @@ struct isw_store {
 	 * has done with a slab.
 	 */
 	pthread_cond_t changed;
+	const struct iswi_clock *clock; /* of tickets */
 	struct iswi_nbd_server *server;
 	const struct iswi_store_transport *const *transports; /* ends with NULL */
 	void *parts[ISW_TRANSPORTS];                          /* the transports' own */
@@ -184,7 +195,16 @@ void iswi_slab_retire(struct isw_store *store, struct iswi_store_slab *slab);
 /* Allocates store->slabs and takes over what is in store->dir. The store is not shared yet. */
 int iswi_store_restore(struct isw_store *store, struct isw_error *error);
 
+/* ---- ticket.c: store->lock held */
+/* The lease that a ticket opens. NULL: there is no ticket of that name, or no longer. */
+struct iswi_lease *iswi_ticket_find(struct isw_store *store, const char *name, size_t name_bytes,
+				    uint32_t *number_out);
+/* A connection is bound to the lease by the ticket. */
+void iswi_ticket_use(struct iswi_lease *lease, uint32_t number);
+
 /* ---- lease.c */
+/* On the clock of store->changed. */
+struct timespec iswi_store_deadline(uint32_t ms);
 /* A lease that nobody can connect to. NULL: no memory. */
 struct iswi_lease *iswi_lease_alloc(struct isw_store *store, uint32_t slots_max);
 /* Nobody uses it; its transports have ended, or it is the store that is destroyed. */

@@ -337,7 +337,7 @@ static int tcp_connect(const isw_engine *engine, const struct isw_remote_config 
 	const struct iswi_tcp_config tcp = {
 		.host = config->host,
 		.port = config->port,
-		.export_name = config->token,
+		.export_name = config->tickets[number],
 		.export_bytes_min = config->export_bytes,
 		.depth = REMOTE_DEPTH,
 		.connect_ms_max = config->connect_ms_max,
@@ -346,7 +346,6 @@ static int tcp_connect(const isw_engine *engine, const struct isw_remote_config 
 	};
 
 	(void)engine;
-	(void)number; /* they are all alike */
 	return iswi_tcp_connect(&tcp, events, queue_out, error);
 }
 

@@ -32,7 +32,7 @@ struct iswi_tcp_config {
  *   -ETIMEDOUT     no answer, or none that is NBD, within connect_ms_max
  *   -ECONNRESET    closed by the other side during the handshake
  *   -EPROTO        not an NBD server of this kind: another protocol on that port
- *   -ENOENT        no such export: the token is wrong or of an older epoch
+ *   -ENOENT        no such export: the ticket is wrong, used, late or of an older epoch
  *   -EACCES        the server wants TLS, or forbids it by policy
  *   -ERANGE        the export is smaller than export_bytes_min
  *   -EROFS         the export is read-only

@@ -277,8 +277,9 @@ static int refused(const struct shake *shake, uint32_t type)
 	switch (type) {
 	case NBD_REP_ERR_UNKNOWN:
 		return iswi_error(shake->error, -ENOENT,
-				  "%s port %u knows no such export: the lease has ended or was "
-				  "renewed, or this is not the donor that granted it",
+				  "%s port %u does not accept the ticket: it was used, is older "
+				  "than 10 s, its lease has ended or was renewed, or this is not "
+				  "the donor that gave it",
 				  host, port);
 	case NBD_REP_ERR_TLS_REQD:
 	case NBD_REP_ERR_POLICY:

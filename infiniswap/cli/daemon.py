@@ -124,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
     config = load()
     check_listen_secret(config.daemon.listen, config.cluster.secret_file)
     config.keys()
+    config.second_keys()
     memory = memory_source(args.memory_cgroup)
     logs.set_up(
         "infiniswapd",

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infiniswap donor drain|undrain`: empties a donor before maintenance, and ends that."""
+"""`infiniswap donor drain|undrain|ticket`: empties a donor before maintenance, and ends that; opens
+a donor's memory to programs that speak NBD."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import contextlib
+import signal
+import socket
 import sys
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from infiniswap import config as configuration
 from infiniswap.cli.common.parser import add_shared
-from infiniswap.errors import DeadlineError, NoDonorError
+from infiniswap.errors import DeadlineError, InfiniswapError, NoDonorError
 from infiniswap.units import HostPort, format_size_short, parse_host_port
 
 if TYPE_CHECKING:
@@ -21,13 +25,14 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _STUCK_S = 30.0
+_COUNT_MAX = 65536
 
 
 def add_parser(subparsers: Any) -> None:
     """Adds the parser of `donor`."""
     parser = subparsers.add_parser(
         "donor",
-        help="drain a donor before maintenance, or end a drain",
+        help="drain a donor before maintenance, end a drain, or open its memory to NBD programs",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     drain = actions.add_parser(
@@ -44,13 +49,31 @@ def add_parser(subparsers: Any) -> None:
         help="let a drained donor lend again",
         description="Ends a drain: the donor lends again.",
     )
-    for action in (drain, undrain):
+    ticket = actions.add_parser(
+        "ticket",
+        help="borrow slabs for nbdcopy, nbdinfo, fio and other NBD programs",
+        description="Borrows slabs and prints an NBD URI under which programs reach them, until "
+        "the command is interrupted or the donor ends the session. Then the connections end and "
+        "the slabs go back. Whoever reads the packets of a program that uses the URI can use it "
+        "as well, so test on a network that you trust.",
+    )
+    ticket.add_argument(
+        "--slabs", metavar="N", type=_positive, default=1, help="slabs to borrow (default: 1)"
+    )
+    ticket.add_argument(
+        "--connections",
+        metavar="N",
+        type=_positive,
+        default=64,
+        help="connections that the URI opens (default: 64); a program may need several at a time",
+    )
+    for action in (drain, undrain, ticket):
         action.add_argument("host", metavar="HOST[:PORT]", help="the donor's control address")
         add_shared(action, "--config", "--secret-file")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Drains or undrains; returns when that is done."""
+    """Drains, undrains, or lends to programs; returns when that is done."""
     from infiniswap.control.client import ClientConfig
 
     config = configuration.load(args.config, {"cluster.secret_file": args.secret_file})
@@ -58,9 +81,46 @@ def run(args: argparse.Namespace) -> int:
     client = ClientConfig(keys=config.keys(), connect_s=config.cluster.ask_s)
     if args.action == "undrain":
         asyncio.run(_undrain(address, client))
+    elif args.action == "ticket":
+        asyncio.run(_ticket(address, client, args.slabs, args.connections))
     else:
         asyncio.run(_drain(address, client, wait=not args.no_wait))
     return 0
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= _COUNT_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {_COUNT_MAX}")
+    return number
+
+
+async def _ticket(address: HostPort, client: ClientConfig, slabs: int, connections: int) -> None:
+    from infiniswap.control.client import Identity, QuietHandler, connect
+
+    identity = Identity(str(uuid.uuid4()), "ticket", socket.gethostname())
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    # SIGTERM as Ctrl-C: the slabs go back at once, not when the donor notices.
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    async with await connect(address, identity, client, QuietHandler()) as session:
+        lease = (await session.lease(slabs)).lease
+        try:
+            for slab in range(slabs):
+                await session.map(lease, slab)
+            ticket = await session.lasting_ticket(lease, connections)
+            _say(f"nbd://{session.data_address}/{ticket}")
+            ended = await session.wait_ended()
+            raise NoDonorError(
+                f"the session ended ({ended.detail or ended.reason})", where=f"donor {address}"
+            )
+        except asyncio.CancelledError:  # interrupted, which is how this ends
+            return
+        finally:
+            if session.ended is None:
+                with contextlib.suppress(InfiniswapError):
+                    await session.release(lease)
 
 
 def _say(text: str) -> None:

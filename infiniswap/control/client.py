@@ -260,7 +260,7 @@ class Session:
         )
 
     async def renew(self, lease: int, reclaim: str, epoch: int) -> m.RenewAnswer:
-        """Reclaims a lease of an earlier session; its old token and connections are dead."""
+        """Reclaims a lease of an earlier session; its old tickets and connections are dead."""
         return await self.ask(
             m.RenewRequest(id=self.next_id(), lease=lease, reclaim=reclaim, epoch=epoch),
             self._config.renew_s,
@@ -271,6 +271,28 @@ class Session:
         return await self.ask(
             m.RdmaRequest(id=self.next_id(), lease=lease, ends=list(ends)), self._config.renew_s
         )
+
+    async def tickets(self, lease: int, first: int, count: int) -> list[str]:
+        """A ticket for each data connection of these numbers."""
+        answer = await self.ask(
+            m.TicketsRequest(id=self.next_id(), lease=lease, first=first, count=count),
+            self._config.renew_s,
+        )
+        if len(answer.tickets) != count:
+            raise ProtocolMismatchError(
+                f"the donor gave {len(answer.tickets)} tickets, not {count}",
+                where=f"donor {self.address}",
+            )
+        return answer.tickets
+
+    async def lasting_ticket(self, lease: int, connections: int) -> str:
+        """A ticket for so many connections, which ends with the session."""
+        answer = await self.ask(
+            m.LastingTicketRequest(id=self.next_id(), lease=lease, connections=connections)
+        )
+        if len(answer.tickets) != 1:
+            raise ProtocolMismatchError("the donor gave no ticket", where=f"donor {self.address}")
+        return answer.tickets[0]
 
     async def release(self, lease: int) -> None:
         """Gives a lease and every slab in it back."""

@@ -91,9 +91,10 @@ def cannot_connect(address: HostPort, error: OSError) -> NoDonorError:
 def full(address: HostPort) -> DonorBusyError:
     """The donor refused a connection above its limit."""
     return DonorBusyError(
-        "its connection limit is reached, in all or for this host",
+        "its connection limit is reached, in all or for this host, or too many began lately",
         where=f"donor {address}",
-        mend="Raise daemon.connections_max or daemon.connections_per_host_max there.",
+        mend="Try again in a few seconds. If it repeats, raise daemon.connections_max or "
+        "daemon.connections_per_host_max there.",
     )
 
 

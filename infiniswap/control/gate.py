@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits connections to a port, in all and of one peer, and begins TLS on those let in.
+"""Limits connections to a port, in all and of one peer, and begins TLS on those let in, as often as
+`handshake_rate` allows.
 
 Connections are counted before a byte is read, so that thousands of connections cost little more
 than their accept. The first byte says whether a peer begins TLS: one that does not is told so. A
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from infiniswap.control import tls
+from infiniswap.control.handshake_rate import HandshakeRates
 from infiniswap.control.peer import peer_of
 from infiniswap.control.tls import ServerTls
 
@@ -48,13 +50,14 @@ class Gate:
         make: makes the protocol of one connection; None: the server has stopped.
         connections_max: at once.
         per_host_max: at once of one peer (see peer_of).
-        counters: gets `connections_refused`, `connections_idle_closed`, `connections_unread_closed`
-            and `connections_plain`.
+        counters: gets `connections_refused`, `connections_idle_closed`,
+            `connections_unread_closed`, `connections_plain` and `handshakes_limited`.
         refused: told the address of each that is refused.
         plain: told the address of each that does not begin TLS.
         tls: key and certificate; None: connections stay plain.
         request_s: how long a peer may take until its first request (`asked`), from its connection
             on; and to read what was sent to it.
+        rates: how often peers may begin TLS; None: as often as they like.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Gate:
         plain: Callable[[str], None] = lambda host: None,
         tls: ServerTls | None = None,
         request_s: float = 5.0,
+        rates: HandshakeRates | None = None,
     ) -> None:
         self.counters = counters
         self.plain = plain
@@ -76,6 +80,7 @@ class Gate:
         self._connections_max = connections_max
         self._per_host_max = per_host_max
         self._refused = refused
+        self._rates = rates
         self._open = 0
         self._by_host: Counter[str] = Counter()
         self._until_asked: dict[asyncio.Protocol, asyncio.TimerHandle] = {}
@@ -100,6 +105,17 @@ class Gate:
         if not self._by_host[peer]:
             del self._by_host[peer]
         return protocol
+
+    def may_begin_tls(self, host: str) -> bool:
+        """Whether a connection that was let in may begin its handshake now."""
+        if self._rates is None:
+            return True
+        peer, now_s = peer_of(host), asyncio.get_running_loop().time()
+        if self._rates.take(peer, now_s, is_stranger=self._by_host[peer] <= 1):
+            return True
+        self.counters["handshakes_limited"] += 1
+        self._refused(host)
+        return False
 
     def wait(self, inner: asyncio.Protocol, end: Callable[[], None]) -> None:
         """The connection with that protocol has begun; `end` ends it when its time is up."""
@@ -230,6 +246,10 @@ class _Counted(asyncio.BufferedProtocol):
             self._gate.counters["connections_plain"] += 1
             self._gate.plain(self._host)
             self._transport.write(PLAIN_REFUSAL)
+            self._transport.close()
+            return
+        if not self._gate.may_begin_tls(self._host):
+            self._transport.write(tls.FULL)
             self._transport.close()
             return
         self._tls = sslproto.SSLProtocol(

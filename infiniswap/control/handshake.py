@@ -154,14 +154,17 @@ class Handshakes:
             return None
         if not isinstance(answer, m.Auth):
             raise ProtocolMismatchError("the second message is not an auth")
-        key = self._config.keys.session
-        if not auth.proofs_equal(answer.proof, auth.consumer_proof(key, transcript)):
+        for keys in self._config.keys.accepted():
+            if auth.proofs_equal(answer.proof, auth.consumer_proof(keys.session, transcript)):
+                break
+        else:
             self._counters["secret_errors"] += 1
             detail = "the cluster secrets differ"
             await self._turn_away(ws, m.GOODBYE_SECRET, detail, address)
             return None
+        self._config.keys.used(keys, f"device {hello.device_name} on {hello.host_name}")
         self._number += 1
-        proof = auth.donor_proof(key, transcript)
+        proof = auth.donor_proof(keys.session, transcript)
         return ServerSession(self._number, hello, address, version, proof)
 
     async def _turn_away(self, ws: WebSocket, reason: str, detail: str, address: str) -> None:

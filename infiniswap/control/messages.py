@@ -261,7 +261,6 @@ class LeaseAnswer(Answer, frozen=True, tag="lease_answer"):
     """A fresh lease; `reclaim` is the secret that RenewRequest needs."""
 
     lease: U53
-    token: Hex128
     epoch: U53
     reclaim: Hex128
     export_bytes: U53
@@ -319,15 +318,14 @@ class SlotInfo(Struct, frozen=True, array_like=True):
 
 
 class RenewAnswer(Answer, frozen=True, tag="renew_answer"):
-    """The lease under its new token, and which slots it holds (an answer may have been lost)."""
+    """The lease's new epoch, and which slots it holds (an answer may have been lost)."""
 
-    token: Hex128
     epoch: U53
     slots: Annotated[list[SlotInfo], Meta(max_length=SLOTS_MAX)]
 
 
 class RenewRequest(ConsumerRequest[RenewAnswer], frozen=True, tag="renew"):
-    """Reclaims a lease on a new session: fences the old connections, grants a fresh token.
+    """Reclaims a lease on a new session: fences the old connections, kills every ticket.
 
     `epoch` is the last one that the consumer knows of.
     """
@@ -335,6 +333,36 @@ class RenewRequest(ConsumerRequest[RenewAnswer], frozen=True, tag="renew"):
     lease: U53
     reclaim: Hex128
     epoch: U53
+
+
+TICKET_NUMBERS: Final = 32
+"""Data connections of a lease have numbers below it."""
+
+
+class TicketsAnswer(Answer, frozen=True, tag="tickets_answer"):
+    """Names of the lease's export at the data port, in the order of their numbers."""
+
+    tickets: Annotated[list[Hex128], Meta(max_length=TICKET_NUMBERS)]
+
+
+class TicketsRequest(ConsumerRequest[TicketsAnswer], frozen=True, tag="tickets"):
+    """Asks for tickets, one for each data connection of the numbers from `first` on.
+
+    A ticket opens one connection, within 10 s. A later ticket of the same number makes the earlier
+    one worthless and ends the connection that it has opened, before it is given.
+    """
+
+    lease: U53
+    first: Annotated[int, Meta(ge=0, lt=TICKET_NUMBERS)]
+    count: Annotated[int, Meta(ge=1, le=TICKET_NUMBERS)]
+
+
+class LastingTicketRequest(ConsumerRequest[TicketsAnswer], frozen=True, tag="lasting_ticket"):
+    """Asks for a ticket that opens so many connections, for as long as the session lasts: for
+    programs that speak NBD. Connections that it has opened end with the session."""
+
+    lease: U53
+    connections: Annotated[int, Meta(ge=1, le=65536)]
 
 
 class ReleaseRequest(ConsumerRequest[OkAnswer], frozen=True, tag="release"):
@@ -476,6 +504,9 @@ class Status(Struct, frozen=True, kw_only=True):
     Empty: it can, or it does not say."""
     degraded: Annotated[list[Text], Meta(max_length=64)] = []
     """What this donor lacks on its host, as sentences; older daemons leave this out."""
+    second_secret_idle_s: Annotated[float, Meta(ge=0.0)] | None = None
+    """Seconds since the second cluster secret was used last or, if it never was, since it is
+    accepted. Null: there is none."""
     sessions: Count
     pool: PoolStatus
     memory: MemoryStatus

@@ -18,7 +18,9 @@ import msgspec
 
 from infiniswap.control import messages as m
 from infiniswap.control.gate import Gate
+from infiniswap.control.handshake_rate import OF_STRANGERS, PER_HOST, HandshakeRates
 from infiniswap.control.http import HttpProcessingError, web
+from infiniswap.control.rate import Rate
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import ConflictError, SystemCallError, from_oserror
 from infiniswap.units import HostPort
@@ -41,12 +43,16 @@ class PortLimits:
         request_s: how long a peer may take for its first request, the handshake of TLS included;
             for any other three times that; and to read an answer.
         stop_s: how long stopping waits for requests under way.
+        tls_per_host: TLS handshakes of one peer.
+        tls_of_strangers: of all peers together that have no other connection.
     """
 
     connections_max: int
     connections_per_host_max: int
     request_s: float = 5.0
     stop_s: float = 5.0
+    tls_per_host: Rate = PER_HOST
+    tls_of_strangers: Rate = OF_STRANGERS
 
 
 class _HttpLog(logging.Handler):
@@ -70,7 +76,8 @@ class HttpPort:
     Args:
         limits: bounds.
         counters: gets `connections_refused`, `connections_idle_closed`,
-            `connections_unread_closed`, `connections_plain` and `http_errors`.
+            `connections_unread_closed`, `connections_plain`, `handshakes_limited` and
+            `http_errors`.
         refused: told the address of each connection that is refused.
         plain: told the address of each that does not begin TLS.
         tls: key and certificate; None: plain HTTP.
@@ -96,6 +103,7 @@ class HttpPort:
             plain,
             tls,
             limits.request_s,
+            HandshakeRates(limits.tls_per_host, limits.tls_of_strangers),
         )
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None

@@ -37,6 +37,7 @@ from infiniswap.control.port import HttpPort, PortLimits, error_answer, json_ans
 from infiniswap.control.scrape import UNAUTHORIZED, answer, may_scrape
 from infiniswap.control.service import ServerConfig, ServerSession, Service
 from infiniswap.errors import RequestRefusedError
+from infiniswap.keys import Keys
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class ControlServer:
             connections_per_host_max=config.connections_per_host_max,
             request_s=config.handshake_s,
             stop_s=config.stop_s,
+            tls_per_host=config.tls_per_host,
+            tls_of_strangers=config.tls_of_strangers,
         )
         self._port = HttpPort(limits, self.counters, self._kept_out, self._no_tls, config.tls)
         router = self._port.router
@@ -109,18 +112,22 @@ class ControlServer:
     async def _proven(
         self,
         request: web.Request,
-        key: bytes | None,
+        key_of: Callable[[Keys], bytes | None],
         answer_it: Callable[[], Awaitable[web.Response]],
         unauthorized: str = "the proof of the cluster secret is missing or wrong",
     ) -> web.StreamResponse:
-        """Answers whoever has proved the key, with the donor's own proof."""
+        """Answers whoever has proved such a key, with the donor's own proof."""
         given = auth.parse_http_authorization(request.headers.get("Authorization", ""))
         now_s = asyncio.get_running_loop().time()
-        if key is not None and given is not None and self._nonces.is_good(given[0], now_s):
+        if given is not None and self._nonces.is_good(given[0], now_s):
             asked = auth.HttpRequest(
                 self._config.tls.digest, request.method, request.path, given[0]
             )
-            if auth.proofs_equal(given[1], auth.http_proof(key, asked)):
+            for keys in self._config.keys.accepted():
+                key = key_of(keys)
+                if key is None or not auth.proofs_equal(given[1], auth.http_proof(key, asked)):
+                    continue
+                self._config.keys.used(keys, f"a command at {_peer_name(request)}")
                 self._nonces.use(given[0])
                 found = await answer_it()
                 found.headers[auth.PROOF_HEADER] = auth.http_donor_proof(key, asked)
@@ -132,7 +139,7 @@ class ControlServer:
         async def status() -> web.Response:
             return json_answer(self._service.status())
 
-        return await self._proven(request, self._config.keys.session, status)
+        return await self._proven(request, _session_key, status)
 
     async def _drain(self, request: web.Request) -> web.StreamResponse:
         """Two paths without a body: the proof covers the whole request."""
@@ -142,13 +149,13 @@ class ControlServer:
             log.warning("%s asks for %s", _peer_name(request), "drain" if draining else "undrain")
             return json_answer(await self._service.set_draining(draining))
 
-        return await self._proven(request, self._config.keys.operator, drain)
+        return await self._proven(request, _operator_key, drain)
 
     async def _openapi(self, request: web.Request) -> web.StreamResponse:
         async def openapi() -> web.Response:
             return json_answer(document(__version__))
 
-        return await self._proven(request, self._config.keys.session, openapi)
+        return await self._proven(request, _session_key, openapi)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         async def metrics() -> web.Response:
@@ -156,7 +163,7 @@ class ControlServer:
 
         if may_scrape(request, self._config.metrics_token):
             return await metrics()
-        return await self._proven(request, self._config.keys.session, metrics, UNAUTHORIZED)
+        return await self._proven(request, _session_key, metrics, UNAUTHORIZED)
 
     async def _version(self, _request: web.Request) -> web.StreamResponse:
         return json_answer(
@@ -263,7 +270,17 @@ class ControlServer:
         )
 
     def _kept_out(self, host: str) -> None:
-        self._log_peer("refused a connection from %s: too many are open", host)
+        self._log_peer(
+            "refused a connection from %s: too many are open, or too many began lately", host
+        )
+
+
+def _session_key(keys: Keys) -> bytes | None:
+    return keys.session
+
+
+def _operator_key(keys: Keys) -> bytes | None:
+    return keys.operator
 
 
 def _peer_name(request: web.Request) -> str:

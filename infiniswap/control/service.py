@@ -13,10 +13,12 @@ import msgspec
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Channel, Ended, Limits
 from infiniswap.control.figures import Figures
+from infiniswap.control.handshake_rate import OF_STRANGERS, PER_HOST
+from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.peer import consumer_of
+from infiniswap.control.rate import Rate
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import InfiniswapError, RequestRefusedError
-from infiniswap.keys import Keys
 
 CONNECTIONS_MAX: Final = 2048
 """TCP connections at once, unless configured otherwise."""
@@ -29,7 +31,7 @@ class ServerConfig:
 
     Attributes:
         tls: key and certificate.
-        keys: of the cluster.
+        keys: of the cluster. They may change while the server runs.
         limits: of each session.
         handshake_s: how long a peer may take for its first request, the handshake of TLS included;
             again for the handshake of a session; for any other request three times that.
@@ -39,12 +41,14 @@ class ServerConfig:
         handshakes_per_host_max: of one peer.
         sessions_max: open sessions at once.
         flood_s: how long a peer whose session was ended for a flood is kept out.
+        tls_per_host: TLS handshakes of one peer.
+        tls_of_strangers: TLS handshakes of all peers together that have no other connection.
         stop_s: how long stopping waits for sessions to close.
         metrics_token: also gives access to the metrics; None: only the secret does.
     """
 
     tls: ServerTls
-    keys: Keys
+    keys: KeyRing
     limits: Limits = Limits()
     handshake_s: float = 5.0
     connections_max: int = CONNECTIONS_MAX
@@ -53,6 +57,8 @@ class ServerConfig:
     handshakes_per_host_max: int = 16
     sessions_max: int = SESSIONS_MAX
     flood_s: float = 10.0
+    tls_per_host: Rate = PER_HOST
+    tls_of_strangers: Rate = OF_STRANGERS
     stop_s: float = 5.0
     metrics_token: bytes | None = None
 

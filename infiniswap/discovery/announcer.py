@@ -13,11 +13,13 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec import structs
 
 from infiniswap import events
 from infiniswap.config import MqttConfig
@@ -26,6 +28,8 @@ from infiniswap.discovery.announcement import (
     Announcement,
     MemoryTelemetry,
     NotOursError,
+    Withdrawal,
+    check_age,
     decode,
     donor_topic,
     encode,
@@ -53,23 +57,28 @@ class Announcer:
 
     Args:
         config: the broker.
-        secret: of the cluster.
+        keys: announcement keys that are accepted now, the first one for our own; empty: nothing is
+            signed.
         make: the announcement for this moment, given this host's address on the way to the
             broker and a session.
         memory: figures for telemetry.
         rng: source of randomness.
+        wall: seconds since 1970.
     """
 
     def __init__(
         self,
         config: MqttConfig,
-        secret: bytes | None,
+        keys: Callable[[], Sequence[bytes]],
         make: Callable[[str, str], Awaitable[Announcement]],
         memory: Callable[[], MemoryTelemetry],
         rng: Random,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
-        self._secret = secret
+        self._keys = keys
+        self._wall = wall
+        self._sequence = 0
         self._make = make
         self._memory = memory
         self._attempts = Attempts(
@@ -106,16 +115,42 @@ class Announcer:
         announcement = await self._make(local, session)
         topic = donor_topic(announcement.cluster, announcement.donor_id, session)
         self._cleared = 0
+        withdrawal = self._withdrawal(announcement)
         async with broker.connected(
-            self._config, context, f"isw{session}", self._attempts.versions.now, withdrawn=topic
+            self._config,
+            context,
+            f"isw{session}",
+            self._attempts.versions.now,
+            will=(topic, withdrawal),
         ) as client:
             try:
                 await self._serve(client, announcement, topic, local)
             except asyncio.CancelledError:
                 client.timeout = _WITHDRAW_S_MAX
                 with contextlib.suppress(Exception):
+                    # To those who listen now; and nothing stays for those who come later.
+                    await client.publish(topic, withdrawal, qos=1)
                     await client.publish(topic, b"", qos=1, retain=True)
                 raise
+
+    def _withdrawal(self, announcement: Announcement) -> bytes:
+        said = Withdrawal(
+            cluster=announcement.cluster,
+            donor_id=announcement.donor_id,
+            session=announcement.session,
+        )
+        return encode(said, self._key())
+
+    def _key(self) -> bytes | None:
+        keys = self._keys()
+        return keys[0] if keys else None
+
+    def _signed(self, announcement: Announcement) -> bytes:
+        """The time makes the sequence rise over restarts as well."""
+        time_s = max(0.0, self._wall())
+        self._sequence = max(self._sequence + 1, round(time_s * 1e6))
+        now = structs.replace(announcement, time_s=time_s, sequence=self._sequence)
+        return encode(now, self._key())
 
     async def _serve(
         self, client: Client, announcement: Announcement, topic: str, local: str
@@ -141,7 +176,8 @@ class Announcer:
     ) -> None:
         while True:
             self._again.clear()
-            await client.publish(topic, encode(announcement, self._secret), qos=1, retain=True)
+            await client.publish(topic, self._signed(announcement), qos=1, retain=True)
+            _heed_cancellation()
             await asyncio.sleep(min(_AGAIN_S_MIN, self._config.announce_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._config.announce_s - _AGAIN_S_MIN)):
@@ -180,6 +216,7 @@ class Announcer:
         topic = memory_topic(announcement.cluster, announcement.donor_id)
         while True:
             await client.publish(topic, msgspec.json.encode(self._memory()))
+            _heed_cancellation()
             await asyncio.sleep(self._config.telemetry_s)
 
     async def _listen(self, client: Client, announcement: Announcement, topic: str) -> None:
@@ -192,26 +229,40 @@ class Announcer:
         """A message under our identity: our echo, an earlier session's, or another daemon's."""
         payload = message.payload
         if str(message.topic) == topic:
-            if payload:
-                self._echoed.set()
-            else:
-                self._again.set()  # somebody has withdrawn us, and we are here
+            self._heard_own(topic, payload, announcement.cluster)
             return
         if not payload:
             return
         try:
-            other = decode(str(message.topic), payload, self._secret, announcement.cluster)
+            other = decode(str(message.topic), payload, self._keys(), announcement.cluster)
+            if isinstance(other, Announcement) and self._keys() and not message.retain:
+                check_age(other, self._wall())
         except NotOursError as error:
             text = f"a message under this donor's identity does not count: {error}"
             self._attempts.ignored(text, error)
             return
-        if other.addresses == announcement.addresses:
+        if isinstance(other, Withdrawal) or other.addresses == announcement.addresses:
             # Nobody else is at our address: it is an earlier session of ours, whose will was lost.
             if message.retain and self._cleared < _CLEARED_MAX:
                 self._cleared += 1
                 await client.publish(str(message.topic), b"", qos=1, retain=True)
+                _heed_cancellation()
         elif not message.retain:  # a retained one may be ours, under an earlier address
             self._conflicts(announcement, other)
+
+    def _heard_own(self, topic: str, payload: bytes, cluster: str) -> None:
+        if not payload:
+            self._again.set()  # somebody has removed what the broker kept, and we are here
+            return
+        self._echoed.set()
+        with contextlib.suppress(NotOursError):
+            if isinstance(decode(topic, payload, self._keys(), cluster), Withdrawal):
+                raise broker.BrokerError(
+                    "somebody has sent the withdrawal of this donor, which is there",
+                    where=broker.where(self._config),
+                    mend="The donor announces itself again. If this repeats, give the broker TLS "
+                    "(mqtt.tls) and other passwords.",
+                )
 
     def _conflicts(self, announcement: Announcement, other: Announcement) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -224,3 +275,11 @@ class Announcer:
         self._conflict = conflict(announcement.donor_id, list(everybody))
         if self._attempts.is_due(self._conflict):
             log.warning("%s", self._conflict, extra=events.about(events.IDENTITY_TWICE))
+
+
+def _heed_cancellation() -> None:
+    """For tasks of the group. The library waits with asyncio.wait_for, which before Python 3.12
+    forgets a cancellation that comes together with its result, and a group cancels once."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -153,7 +153,7 @@ async def connected(
     context: ssl.SSLContext | None,
     identifier: str,
     protocol: str,
-    withdrawn: str = "",
+    will: tuple[str, bytes] | None = None,
     sink: Callable[[Message], None] | None = None,
 ) -> AsyncIterator[Client]:
     """A connection with a session of its own, as long as the block lasts.
@@ -163,7 +163,7 @@ async def connected(
         context: of TLS.
         identifier: for the broker; nobody else's, as brokers end the older of two.
         protocol: "5" or "3.1.1".
-        withdrawn: topic of a retained message that the broker removes when we vanish.
+        will: topic and payload of a message that the broker sends, and keeps, when we vanish.
         sink: called with each message as it comes, so that in a flood none waits and none is
             dropped; None: they are read from the client.
 
@@ -189,7 +189,7 @@ async def connected(
         password=password,
         identifier=identifier,
         protocol=aiomqtt.ProtocolVersion.V5 if is_5 else aiomqtt.ProtocolVersion.V311,
-        will=aiomqtt.Will(withdrawn, b"", 1, True) if withdrawn else None,
+        will=aiomqtt.Will(*will, 1, True) if will else None,
         clean_session=None if is_5 else True,
         timeout=CONNECT_S_MAX,
         keepalive=config.keepalive_s,

@@ -7,22 +7,35 @@ Pure: the clock is passed in.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import structs
+
 from infiniswap.control.messages import VERSIONS, choose_version
-from infiniswap.discovery.announcement import Announcement, NotOursError, decode
+from infiniswap.discovery.announcement import (
+    CLOCK_S_MAX,
+    LIVES,
+    Announcement,
+    NotOursError,
+    Withdrawal,
+    check_age,
+    decode,
+)
 from infiniswap.peers import PEERS_MAX
 from infiniswap.units import HostPort, format_size
 
-_LIVES: Final = 3.0
-"""Times `every_s` after which a silent donor counts as gone."""
+_CLOCK_S_TOLD: Final = 30.0
+"""By how much a clock may differ before somebody is told."""
 
 
 @dataclass(slots=True)
 class _Entry:
     announcement: Announcement
     heard_s: float
+    clock_s: float
+    """By how much the donor's clock is behind ours; 0: as far as known it is not."""
 
 
 class Directory:
@@ -30,7 +43,8 @@ class Directory:
 
     Args:
         cluster: name of ours.
-        secret: of the cluster; None: announcements need no proof.
+        secrets: announcement keys that are accepted; empty: announcements need no proof. Then they,
+            and withdrawals, are hints that nobody has signed.
         slab_bytes: of the device that asks; None: any.
         loopback_ok: whether a loopback address may be meant for us.
         hosts_max: kept at once; more are ignored.
@@ -42,7 +56,7 @@ class Directory:
     def __init__(
         self,
         cluster: str,
-        secret: bytes | None,
+        secrets: Sequence[bytes],
         *,
         slab_bytes: int | None = None,
         loopback_ok: bool = False,
@@ -50,14 +64,27 @@ class Directory:
     ) -> None:
         self.ignored: Counter[str] = Counter()
         self._cluster = cluster
-        self._secret = secret
+        self._secrets = tuple(secrets)
         self._slab_bytes = slab_bytes
         self._loopback_ok = loopback_ok
         self._hosts_max = hosts_max
         self._entries: dict[str, _Entry] = {}
+        # What was heard last of a donor at an address; and sessions that have ended. Both bounded:
+        # what is forgotten and recorded is refused for its age.
+        self._sequences: dict[tuple[str, str], int] = {}
+        self._ended: dict[str, None] = {}
 
-    def take(self, topic: str, payload: bytes, now_s: float) -> bool:
-        """A message; an empty one withdraws what its topic said.
+    def take(
+        self, topic: str, payload: bytes, now_s: float, wall_s: float, *, is_kept: bool = False
+    ) -> bool:
+        """A message. A signed withdrawal withdraws what its topic said and, where nothing is
+        signed, an empty message.
+
+        Args:
+            topic, payload: of the message.
+            now_s: seconds, monotonic.
+            wall_s: seconds since 1970.
+            is_kept: it is no new one; the broker has kept it.
 
         Returns:
             Whether the donors have changed.
@@ -66,16 +93,55 @@ class Directory:
             NotOursError: it does not count. What its topic said before still does.
         """
         if not payload:
-            return self._entries.pop(topic, None) is not None
+            return not self._secrets and self._entries.pop(topic, None) is not None
         try:
-            found = decode(topic, payload, self._secret, self._cluster)
+            found = decode(topic, payload, self._secrets, self._cluster)
+            if isinstance(found, Withdrawal):
+                return self._end(topic)
+            if self._secrets:
+                check_age(found, wall_s)
+                if not self._is_later(topic, found):
+                    return False
             self._check(topic, found)
         except NotOursError as error:
             self.ignored[error.reason] += 1
             raise
         before = self._entries.get(topic)
-        self._entries[topic] = _Entry(found, now_s)
-        return before is None or before.announcement != found
+        if self._secrets:
+            self._remember(found)
+        self._entries[topic] = _Entry(found, now_s, _clock_s(found, wall_s, is_kept))
+        return before is None or _said(before.announcement) != _said(found)
+
+    def _end(self, topic: str) -> bool:
+        if self._secrets:
+            self._ended[topic] = None
+            while len(self._ended) > self._hosts_max:
+                del self._ended[next(iter(self._ended))]
+        return self._entries.pop(topic, None) is not None
+
+    def _is_later(self, topic: str, found: Announcement) -> bool:
+        """False: it was heard before. A broker gives the last one again to whoever comes back."""
+        if topic in self._ended:
+            raise NotOursError(
+                "sequence", "it is of a session that was withdrawn: somebody has kept it"
+            )
+        before = self._entries.get(topic)
+        last = self._sequences.get((found.donor_id, found.addresses[0]), 0)
+        if before is not None and found.sequence < before.announcement.sequence:
+            raise NotOursError(
+                "sequence",
+                f"a later one of donor {found.name} was heard before: somebody has kept this one, "
+                "or the clock of that host was set back",
+            )
+        # Of an earlier session at the same address, which has not been withdrawn.
+        return found.sequence > last
+
+    def _remember(self, found: Announcement) -> None:
+        place = found.donor_id, found.addresses[0]
+        self._sequences.pop(place, None)
+        self._sequences[place] = found.sequence
+        while len(self._sequences) > self._hosts_max:
+            del self._sequences[next(iter(self._sequences))]
 
     def _check(self, topic: str, found: Announcement) -> None:
         who = f"donor {found.name} ({found.address})"
@@ -113,7 +179,7 @@ class Directory:
         gone = [
             topic
             for topic, entry in self._entries.items()
-            if now_s - entry.heard_s > _LIVES * entry.announcement.every_s
+            if now_s - entry.heard_s > LIVES * entry.announcement.every_s
         ]
         for topic in gone:
             del self._entries[topic]
@@ -127,6 +193,16 @@ class Directory:
         """Addresses to ask them at, each once."""
         return tuple(dict.fromkeys(donor.address for donor in self.donors()))
 
+    def clocks(self) -> list[str]:
+        """Donors whose clocks differ from this host's, in sentences. They are used."""
+        return [
+            f"the clock of donor {entry.announcement.name} ({entry.announcement.address}) is "
+            f"{abs(entry.clock_s):.0f} s {'behind' if entry.clock_s > 0 else 'ahead of'} that of "
+            f"this host; beyond {CLOCK_S_MAX:.0f} s its announcements do not count: set both clocks"
+            for entry in self._entries.values()
+            if entry.clock_s
+        ]
+
     def conflicts(self) -> list[str]:
         """Identities that several daemons have, in sentences. All of them are used."""
         by_id: dict[str, dict[HostPort, str]] = {}
@@ -135,6 +211,19 @@ class Directory:
         return [
             conflict(donor_id, list(known)) for donor_id, known in by_id.items() if len(known) > 1
         ]
+
+
+def _said(found: Announcement) -> Announcement:
+    """Without what each repetition changes."""
+    return structs.replace(found, time_s=0.0, sequence=0)
+
+
+def _clock_s(found: Announcement, wall_s: float, is_kept: bool) -> float:
+    if not found.time_s:  # it does not say
+        return 0.0
+    behind_s = wall_s - found.time_s
+    is_told = behind_s < -_CLOCK_S_TOLD or (not is_kept and behind_s > _CLOCK_S_TOLD)
+    return behind_s if is_told else 0.0
 
 
 def conflict(donor_id: str, addresses: list[HostPort]) -> str:

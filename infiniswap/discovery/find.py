@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from infiniswap.config import Config
 from infiniswap.discovery.static import NO_DONOR_MEND, union
 from infiniswap.errors import InfiniswapError, NoDonorError
+from infiniswap.keys import announcement_keys
 from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
@@ -70,10 +71,10 @@ async def _ask_broker(config: Config, named: tuple[HostPort, ...]) -> Found:
     from infiniswap.discovery.directory import Directory
     from infiniswap.discovery.listener import Listener
 
-    keys = config.keys()
+    accepted = [keys for keys in (config.keys(), config.second_keys()) if keys is not None]
     directory = Directory(
         config.cluster.name,
-        None if keys is None else keys.announcement,
+        announcement_keys(accepted),
         loopback_ok=broker.address_of(config.mqtt).is_loopback,
     )
     listener = Listener(config.mqtt, config.cluster.name, directory, Random())
@@ -86,7 +87,7 @@ async def _ask_broker(config: Config, named: tuple[HostPort, ...]) -> Found:
         union(named, directory.addresses()),
         directory.donors(),
         failure,
-        tuple(directory.conflicts()),
+        (*directory.conflicts(), *directory.clocks()),
         dict(directory.ignored),
         dict(listener.complaints),
     )

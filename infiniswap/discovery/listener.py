@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -41,6 +42,7 @@ class Listener:
         directory: of donors.
         rng: source of randomness.
         changed: called after each change of the directory, of `problem` and of `is_settled`.
+        wall: seconds since 1970.
 
     Attributes:
         is_settled: whether the retained announcements were heard, once at least.
@@ -54,6 +56,7 @@ class Listener:
         directory: Directory,
         rng: Random,
         changed: Callable[[], None] = lambda: None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.is_settled = False
         self.complaints: dict[str, str] = {}
@@ -61,6 +64,7 @@ class Listener:
         self._cluster = cluster
         self._directory = directory
         self._changed = changed
+        self._wall = wall
         self._attempts = Attempts(
             config,
             rng,
@@ -142,7 +146,9 @@ class Listener:
         now_s = self._heard_s = asyncio.get_running_loop().time()
         topic = str(message.topic)
         try:
-            if self._directory.take(topic, message.payload, now_s):
+            if self._directory.take(
+                topic, message.payload, now_s, self._wall(), is_kept=message.retain
+            ):
                 self._changed()
         except NotOursError as error:
             text = f"{ascii(topic)[1:-1][:200]}: {error}"

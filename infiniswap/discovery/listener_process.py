@@ -31,6 +31,7 @@ from infiniswap.discovery.directory import Directory
 from infiniswap.discovery.listener import Listener
 from infiniswap.discovery.order import NOTES_MAX, ORDER_BYTES_MAX, Order, Report
 from infiniswap.errors import InfiniswapError
+from infiniswap.keys import announcement_keys
 from infiniswap.secret import read_secret
 from infiniswap.system.process import make_ordinary
 from infiniswap.units import MIB
@@ -62,14 +63,15 @@ def main() -> int:
 async def _run(order: Order) -> None:
     changed = asyncio.Event()
     try:
-        keys = None if order.secret_file is None else read_secret(Path(order.secret_file))
+        files = [path for path in (order.secret_file, order.second_secret_file) if path is not None]
+        accepted = [read_secret(Path(path)) for path in files]
     except InfiniswapError as error:
         _tell(Report(donors=None, problem=str(error), notes=[]))
         raise SystemExit(error.exit_code) from None
     broker = order.mqtt.broker
     directory = Directory(
         order.cluster,
-        None if keys is None else keys.announcement,
+        announcement_keys(accepted),
         slab_bytes=order.slab_bytes,
         loopback_ok=broker is not None and broker.is_loopback,
     )
@@ -84,7 +86,7 @@ async def _run(order: Order) -> None:
             Report(
                 donors=[str(address) for address in others] if listener.is_settled else None,
                 problem=listener.problem,
-                notes=directory.conflicts()[:NOTES_MAX],
+                notes=[*directory.conflicts(), *directory.clocks()][:NOTES_MAX],
             )
         )
         await asyncio.sleep(_GATHER_S)  # many changes at once are one report

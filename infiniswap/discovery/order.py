@@ -21,6 +21,7 @@ class Order(Struct, frozen=True, kw_only=True):
     mqtt: MqttConfig
     cluster: str
     secret_file: str | None
+    second_secret_file: str | None
     slab_bytes: int
 
 

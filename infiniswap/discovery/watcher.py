@@ -57,16 +57,27 @@ class Watcher:
         self.has_heard = False
         self.problem = ""
         self.notes: list[str] = []
-        self._order = msgspec.json.encode(order, enc_hook=str) + b"\n"
+        self._order = _encoded(order)
         self._backoff = Backoff(_RETRY_S_FIRST, _RETRY_S_MAX, rng)
         self._changed = changed
         self._first = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Begins to listen. Idempotent."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="discovery")
+
+    def restart(self, order: Order) -> None:
+        """Another process with another order takes over; known donors stay known."""
+        self._order = _encoded(order)
+        if self._task is not None:
+            former, self._task = self._task, None
+            self._ending.add(former)
+            former.add_done_callback(self._ending.discard)
+            former.cancel()
+            self.start()
 
     async def first(self, wait_s: float) -> None:
         """Waits until a donor is announced or the broker has a fault; so long at most."""
@@ -79,7 +90,10 @@ class Watcher:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-            await asyncio.wait({task})
+            self._ending.add(task)
+        if self._ending:
+            await asyncio.wait(set(self._ending))
+        self._ending.clear()
 
     async def _run(self) -> None:
         while True:
@@ -140,6 +154,10 @@ class Watcher:
         if self.problem or self.donors:
             self._first.set()
         self._changed()
+
+
+def _encoded(order: Order) -> bytes:
+    return msgspec.json.encode(order, enc_hook=str) + b"\n"
 
 
 async def _end(process: programs.Process) -> None:

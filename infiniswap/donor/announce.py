@@ -12,17 +12,21 @@ from typing import Final
 from infiniswap import __version__
 from infiniswap.config import Config
 from infiniswap.control import messages as m
+from infiniswap.control.key_ring import KeyRing
 from infiniswap.discovery.announcement import ADDRESSES_MAX, Announcement, MemoryTelemetry
 from infiniswap.discovery.announcer import Announcer
 from infiniswap.donor.service import DonorService
+from infiniswap.keys import announcement_keys
 from infiniswap.units import HostPort
 
 _TELL_S: Final = 0.5
+_END_S: Final = 5.0
+"""More than withdrawing takes."""
 
 
-async def announce(config: Config, service: DonorService, secret: bytes | None) -> None:
+async def announce(config: Config, service: DonorService, keys: KeyRing) -> None:
     """Announces the donor until cancelled, and then withdraws the announcement."""
-    announcer = make_announcer(config, service, secret)
+    announcer = make_announcer(config, service, keys)
     announcing = asyncio.create_task(announcer.run(), name="announcer")
     try:
         while not announcing.done():
@@ -30,11 +34,12 @@ async def announce(config: Config, service: DonorService, secret: bytes | None) 
             await asyncio.wait({announcing}, timeout=_TELL_S)
         await announcing
     finally:
-        announcing.cancel()
-        await asyncio.wait({announcing})
+        while not announcing.done():  # one cancellation may be lost: see the announcer
+            announcing.cancel()
+            await asyncio.wait({announcing}, timeout=_END_S)
 
 
-def make_announcer(config: Config, service: DonorService, secret: bytes | None) -> Announcer:
+def make_announcer(config: Config, service: DonorService, keys: KeyRing) -> Announcer:
     """The announcer of this donor."""
 
     async def make(local: str, session: str) -> Announcement:
@@ -43,7 +48,7 @@ def make_announcer(config: Config, service: DonorService, secret: bytes | None) 
 
     return Announcer(
         config.mqtt,
-        secret,
+        lambda: announcement_keys(keys.accepted()),
         make,
         lambda: _telemetry(config, service.status()),
         random.Random(),

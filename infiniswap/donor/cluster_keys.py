@@ -36,6 +36,20 @@ def donor_keys(config: Config) -> Keys:
             mend="Run it as the user that it belongs to, or set daemon.state_dir to another "
             "directory.",
         )
+    return _whole(keys, where)
+
+
+def second_keys(config: Config) -> Keys | None:
+    """The keys of the second secret, None without one. Blocking.
+
+    Raises:
+        ConfigError: the secret cannot be used, or is a session key.
+    """
+    keys = config.second_keys()
+    return None if keys is None else _whole(keys, str(config.cluster.second_secret_file))
+
+
+def _whole(keys: Keys, where: str) -> Keys:
     if keys.operator is None:
         raise ConfigError(
             "this is a session key, and a daemon needs the cluster secret itself",

@@ -137,6 +137,11 @@ class LeaseTable:
             self._settle(lease, now_s)
         return owned
 
+    def is_left(self, lease: int) -> bool:
+        """Whether no session has the lease."""
+        entry = self._leases.get(lease)
+        return entry is None or entry.session is None
+
     def check_room(self, session: int, consumer: str, slots_max: int) -> None:
         """Raises RequestRefusedError when no further lease of so many slots may be granted."""
         if len(self._leases) >= self._leases_max:

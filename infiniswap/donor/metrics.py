@@ -108,6 +108,7 @@ _SERVER_ERRORS: Final = (
     "connections_plain",
     "connections_refused",
     "connections_unread_closed",
+    "handshakes_limited",
     "http_errors",
     "http_unauthorized",
     "log_lines_suppressed",

@@ -8,18 +8,24 @@ together with those, all keys wait. A file with a mistake changes nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
 from infiniswap.config import Config
 from infiniswap.config_changes import Outcome, merged
+from infiniswap.control.key_ring import KeyRing
+from infiniswap.donor.cluster_keys import donor_keys, second_keys
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.pool_limits import pool_limits
 from infiniswap.donor.service import DonorService
 from infiniswap.errors import ConfigError, InfiniswapError
+from infiniswap.keys import Keys
 from infiniswap.policy.headroom import HeadroomConfig
 from infiniswap.secret import check_listen_secret
 from infiniswap.system.keep_awake import KeepAwake
+
+log = logging.getLogger(__name__)
 
 
 class Reloader:
@@ -27,7 +33,7 @@ class Reloader:
 
     Args:
         config: the one that the daemon was started with.
-        harvester, service, keep_awake: what is changed.
+        harvester, service, keep_awake, keys: what is changed.
     """
 
     def __init__(
@@ -36,11 +42,13 @@ class Reloader:
         harvester: Harvester,
         service: DonorService,
         keep_awake: KeepAwake,
+        keys: KeyRing,
     ) -> None:
         self._config = config
         self._harvester = harvester
         self._service = service
         self._keep_awake = keep_awake
+        self._keys = keys
         # The store has room for so many, whatever is configured later.
         self._slabs_max = harvester.policy.config.slabs_max
 
@@ -52,10 +60,13 @@ class Reloader:
         """
         loop = asyncio.get_running_loop()
         try:
-            wanted = await loop.run_in_executor(None, lambda: _load(load))
+            wanted, first, second = await loop.run_in_executor(None, lambda: _load(load))
             await self._harvester.refresh(0.0)
             pool_limits(wanted, self._harvester.figures)
             outcome = self._take_over(wanted)
+            # Whatever else waits: the files may have other contents under the same names.
+            if self._keys.change(first, second):
+                log.info("the secrets of the cluster have changed; open sessions go on")
         except InfiniswapError as error:
             outcome = Outcome(error=error)
         outcome.log("daemon")
@@ -87,8 +98,7 @@ class Reloader:
         self._keep_awake.set_mode(config.daemon.keep_awake)
 
 
-def _load(load: Callable[[], Config]) -> Config:
+def _load(load: Callable[[], Config]) -> tuple[Config, Keys, Keys | None]:
     config = load()
     check_listen_secret(config.daemon.listen, config.cluster.secret_file)
-    config.keys()
-    return config
+    return config, donor_keys(config), second_keys(config)

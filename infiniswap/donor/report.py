@@ -58,7 +58,9 @@ class DonorSnapshot:
             data_port=donor.data_port,
             draining=draining,
             no_room=donor.room.why_none(),
-            degraded=[sentence for said in donor.degraded.values() for sentence in said],
+            degraded=[sentence for said in donor.degraded.values() for sentence in said]
+            + ([] if donor.keys is None else donor.keys.sentences()),
+            second_secret_idle_s=None if donor.keys is None else donor.keys.second_idle_s(),
             sessions=len(donor.sessions),
             pool=m.PoolStatus(
                 limit_bytes=limits.slabs_max * limits.slab_bytes,

@@ -13,7 +13,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
@@ -32,6 +32,12 @@ from infiniswap.engine.store import MappedSlot, Store
 from infiniswap.errors import EngineError, RequestRefusedError
 
 log = logging.getLogger(__name__)
+
+TICKET_MS: Final = 10_000
+"""How long a ticket waits for its connection."""
+
+LASTING_TICKET: Final = m.TICKET_NUMBERS
+"""Number of the ticket that lasts as long as the session; no data connection of a device has it."""
 
 _NOT_YET = {errno.ETIMEDOUT, errno.EBUSY, errno.EIO}
 """Errors of a renewal whose old connections have not ended yet."""
@@ -90,24 +96,23 @@ class Requests:
     async def _lease(self, session: ServerSession, request: m.LeaseRequest) -> m.LeaseAnswer:
         self.room.check_lending()
         self.table.check_room(session.number, session.consumer, request.slots_max)
-        made = self.store.lease_create(request.slots_max)
+        number = self.store.lease_create(request.slots_max)
         record = LeaseRecord(
-            lease=made.lease,
+            lease=number,
             device_id=session.device_id,
             device_name=session.device_name,
             host_name=session.host_name,
             address=session.address,
             slots_max=request.slots_max,
             reclaim=secrets.token_hex(16),
-            epoch=self.store.lease_stats(made.lease).epoch,
+            epoch=self.store.lease_stats(number).epoch,
         )
         lease = self.table.grant(record, session.number, self.clock())
-        await self.work.whole(self.written.write_down(lease), made.lease)
-        log.info("lease %d granted to %s", made.lease, session)
+        await self.work.whole(self.written.write_down(lease), number)
+        log.info("lease %d granted to %s", number, session)
         return m.LeaseAnswer(
             id=request.id,
-            lease=made.lease,
-            token=made.token,
+            lease=number,
             epoch=record.epoch,
             reclaim=record.reclaim,
             export_bytes=request.slots_max * self.config.slab_bytes,
@@ -186,7 +191,7 @@ class Requests:
             request.lease, session.device_id, request.reclaim, request.epoch, session.number
         )
         try:
-            token = await self.work.off_loop(lambda: self.store.lease_renew(lease.lease, FENCE_MS))
+            await self.work.off_loop(lambda: self.store.lease_renew(lease.lease, FENCE_MS))
         except EngineError as error:
             if error.code in _NOT_YET:
                 raise RequestRefusedError(
@@ -198,9 +203,45 @@ class Requests:
         # Before the device hears of the epoch: it must never know a later one than the record.
         await self.written.write_down(lease)
         log.info("lease %d reclaimed by %s (epoch %d)", lease.lease, session, epoch)
-        return m.RenewAnswer(
-            id=request.id, token=token, epoch=epoch, slots=list(lease.slots.values())
-        )
+        return m.RenewAnswer(id=request.id, epoch=epoch, slots=list(lease.slots.values()))
+
+    async def _tickets(self, session: ServerSession, request: m.TicketsRequest) -> m.TicketsAnswer:
+        lease = self.table.owned(request.lease, session.number).lease
+        numbers = range(request.first, request.first + request.count)
+        if numbers.stop > m.TICKET_NUMBERS:
+            raise RequestRefusedError(
+                f"data connections have numbers below {m.TICKET_NUMBERS}", reason=m.REFUSED_QUOTA
+            )
+        for number in numbers:  # all at first, so that they end at the same time
+            self.store.ticket_end(lease, number)
+        tickets = [await self._ticket(lease, number, 1, TICKET_MS) for number in numbers]
+        return m.TicketsAnswer(id=request.id, tickets=tickets)
+
+    async def _lasting_ticket(
+        self, session: ServerSession, request: m.LastingTicketRequest
+    ) -> m.TicketsAnswer:
+        lease = self.table.owned(request.lease, session.number).lease
+        ticket = await self._ticket(lease, LASTING_TICKET, request.connections, 0)
+        if self.table.is_left(lease):  # the session ended meanwhile, and the ticket with it
+            self.store.ticket_end(lease, LASTING_TICKET)
+        return m.TicketsAnswer(id=request.id, tickets=[ticket])
+
+    async def _ticket(self, lease: int, number: int, uses: int, good_ms: int) -> str:
+        def give() -> str:
+            return self.store.ticket(
+                lease, number, uses=uses, good_ms=good_ms, wait_ms_max=FENCE_MS
+            )
+
+        try:
+            return await self.work.off_loop(give)
+        except EngineError as error:
+            if error.code in _NOT_YET:
+                raise RequestRefusedError(
+                    "a connection of an earlier ticket has not ended yet, or the lease is being "
+                    "renewed",
+                    reason=m.REFUSED_BUSY,
+                ) from error
+            raise
 
     async def _connect_rdma(self, session: ServerSession, request: m.RdmaRequest) -> m.RdmaAnswer:
         return await self.rdma.open(session, request)
@@ -221,6 +262,8 @@ class Requests:
         m.MapRequest: _map,
         m.UnmapRequest: _unmap,
         m.RenewRequest: _renew,
+        m.TicketsRequest: _tickets,
+        m.LastingTicketRequest: _lasting_ticket,
         m.RdmaRequest: _connect_rdma,
         m.ReleaseRequest: _release,
     }

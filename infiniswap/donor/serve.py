@@ -29,12 +29,15 @@ from infiniswap import __version__, events
 from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
+from infiniswap.control.handshake_rate import PER_HOST
+from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.local import LocalPort, local_path
+from infiniswap.control.rate import Rate
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
 from infiniswap.control.tls import ServerTls
 from infiniswap.donor.certificate import certificate_path, donor_certificate
-from infiniswap.donor.cluster_keys import donor_keys
+from infiniswap.donor.cluster_keys import donor_keys, second_keys
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.home import Home, NoHome, make_run_dir, open_home
 from infiniswap.donor.identity import DonorIdentity, make_identity
@@ -45,7 +48,6 @@ from infiniswap.donor.service import DonorService
 from infiniswap.engine.protocol import OffLoop
 from infiniswap.engine.store import Store, StoreConfig
 from infiniswap.errors import ConflictError, EngineError, InfiniswapError, SystemCallError
-from infiniswap.keys import Keys
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.rights import DONOR_USER
 from infiniswap.secret import check_listen_secret, host_secret_path
@@ -127,6 +129,7 @@ async def serve(
     *,
     stop_s: float = STOP_S,
     handshake_s: float = 5.0,
+    tls_per_host: Rate = PER_HOST,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Donor]:
     """Runs a donor for as long as the block lasts.
@@ -136,7 +139,7 @@ async def serve(
         store_factory: makes the slab pool.
         memory: figures.
         stop_s: how long stopping waits for consumers.
-        handshake_s: see ServerConfig.
+        handshake_s, tls_per_host: see ServerConfig.
         clock: seconds; it should be monotonic.
 
     Raises:
@@ -145,9 +148,15 @@ async def serve(
         EngineError, SystemCallError: the store or a port cannot be set up.
     """
     check_listen_secret(config.daemon.listen, config.cluster.secret_file)
-    keys = await asyncio.to_thread(donor_keys, config)
+    keys = KeyRing(
+        await asyncio.to_thread(donor_keys, config),
+        await asyncio.to_thread(second_keys, config),
+        clock,
+    )
     tls, note = await asyncio.to_thread(donor_certificate, config.daemon.state_dir)
-    control = _server_config(config, tls, keys, stop_s, handshake_s)
+    control = replace(
+        _server_config(config, tls, keys, stop_s, handshake_s), tls_per_host=tls_per_host
+    )
     async with contextlib.AsyncExitStack() as stack:
         donor = await _start(stack, config, control, store_factory, memory, SteadyClock(clock))
         if note:
@@ -193,6 +202,7 @@ async def _start(
         executor,
         clock,
         records=home.records if isinstance(home, Home) else None,
+        keys=control.keys,
     )
     harvester.evict = service.evict_some
     _restore(service, store, home, clock())
@@ -206,7 +216,7 @@ async def _start(
     if note := pool_note(limits, figures):
         log.warning("%s", note)
     keep_awake = KeepAwake(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
-    reloader = Reloader(config, harvester, service, keep_awake)
+    reloader = Reloader(config, harvester, service, keep_awake, control.keys)
     ports = Ports(service.control_port, service.data_port)
     donor = Donor(ports, service, server, harvester, reloader)
     stack.callback(_watch_pressure(harvester))
@@ -249,7 +259,7 @@ def _store_config(config: Config, limits: HeadroomConfig, slab_dir: Path | None)
 
 
 def _server_config(
-    config: Config, tls: ServerTls, keys: Keys, stop_s: float, handshake_s: float
+    config: Config, tls: ServerTls, keys: KeyRing, stop_s: float, handshake_s: float
 ) -> ServerConfig:
     """Reads the token of the metrics."""
     cluster = config.cluster
@@ -339,7 +349,7 @@ def _settle(home: Home | NoHome, service: DonorService, gives_back: bool = False
 
 @contextlib.asynccontextmanager
 async def _loops(
-    donor: Donor, config: Config, keys: Keys, keep_awake: KeepAwake, background: Executor
+    donor: Donor, config: Config, keys: KeyRing, keep_awake: KeepAwake, background: Executor
 ) -> AsyncIterator[None]:
     """The donor's own tasks, while the block lasts."""
     service = donor.service
@@ -353,7 +363,7 @@ async def _loops(
         # Late: a daemon with a list of peers has no use for it.
         from infiniswap.donor.announce import announce
 
-        loops["announce"] = announce(config, service, keys.announcement)
+        loops["announce"] = announce(config, service, keys)
     tasks = [asyncio.create_task(loop, name=name) for name, loop in loops.items()]
     for task in tasks:
         task.add_done_callback(donor.task_done)
@@ -451,8 +461,8 @@ def _log_start(config: Config, service: DonorService, limits: HeadroomConfig) ->
     )
     if not config.daemon.listen.is_loopback:
         log.warning(
-            "pages travel in plain TCP: they, and the tokens of data connections, can be read by "
-            "whoever sees the packets between the hosts; use a network that you trust",
+            "pages travel in plain TCP: whoever sees the packets between the hosts can read them; "
+            "use a network that you trust",
             extra=events.about(events.PLAIN_TCP),
         )
     if config.cluster.secret_file is None:

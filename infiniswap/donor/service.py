@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.figures import Figures
+from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.service import ServerSession
 from infiniswap.control.text import clean_text
 from infiniswap.donor import metrics
@@ -32,12 +34,13 @@ from infiniswap.donor.quota import Quota
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.donor.records import LeaseRecords
 from infiniswap.donor.report import DonorSnapshot, fitting
-from infiniswap.donor.requests import Requests
+from infiniswap.donor.requests import LASTING_TICKET, Requests
 from infiniswap.donor.room import Room
 from infiniswap.donor.sessions import Sessions
 from infiniswap.donor.transports import DonorTransport
 from infiniswap.donor.written_leases import WrittenLeases
 from infiniswap.engine.store import Store
+from infiniswap.errors import EngineError
 
 
 class DonorService:
@@ -71,8 +74,10 @@ class DonorService:
         clock: Callable[[], float],
         rng: Random | None = None,
         records: LeaseRecords | None = None,
+        keys: KeyRing | None = None,
     ) -> None:
         self.identity = identity
+        self.keys = keys
         self.config = config
         self.store = store
         self.harvester = harvester
@@ -159,7 +164,9 @@ class DonorService:
 
     def session_closed(self, session: ServerSession, ended: Ended) -> None:
         """See Service."""
-        self.sessions.closed(session, ended)
+        for lease in self.sessions.closed(session, ended):
+            with contextlib.suppress(EngineError):  # it is being destroyed
+                self.store.ticket_end(lease.lease, LASTING_TICKET)
 
     async def set_draining(self, draining: bool) -> m.DrainInfo:
         """See Service."""

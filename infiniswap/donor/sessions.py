@@ -11,7 +11,7 @@ from infiniswap import events
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, Ended
 from infiniswap.control.service import ServerSession
-from infiniswap.donor.leases import LeaseTable
+from infiniswap.donor.leases import GrantedLease, LeaseTable
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class Sessions:
         self._table.session_opened(session.number)
         log.info("%s connected", session)
 
-    def closed(self, session: ServerSession, ended: Ended) -> None:
-        """A session has ended: its leases wait for their device."""
+    def closed(self, session: ServerSession, ended: Ended) -> list[GrantedLease]:
+        """A session has ended: its leases, which are returned, wait for their device."""
         self._open.pop(session.number, None)
         leases = self._table.session_closed(session.number, self._clock())
         said_so = ended.reason in (m.GOODBYE_DONE, m.GOODBYE_SHUTDOWN)
@@ -52,6 +52,7 @@ class Sessions:
             f"; lease {numbers} waits for it" if leases else "",
             extra=events.about(events.CONSUMER_LOST) if leases and not said_so else None,
         )
+        return leases
 
     def owner_of(self, lease: int) -> ServerSession | None:
         """The session of the device that holds the lease; None: it is not connected."""

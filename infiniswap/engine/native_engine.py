@@ -371,13 +371,17 @@ def _remote_config(config: RemoteConfig) -> tuple[Any, dict[str, Any]]:
     """The C struct, and what it points to: to be kept until the call returns."""
     names = ("port", "queues", "connect_ms_max", "request_ms_max", "export_bytes")
     fields = {name: getattr(config, name) for name in names}
+    needed = 1 if config.over is not None else config.queues
+    if len(config.tickets) != needed:
+        raise EngineError(f"{len(config.tickets)} tickets for {needed} connections")
+    texts = [ffi.new("char[]", ticket.encode()) for ticket in config.tickets]
     fields |= {
         "host": ffi.new("char[]", config.host.encode()),
-        "token": ffi.new("char[]", config.token.encode()),
+        "tickets": ffi.new("char *[]", texts),
     }
     if config.over is not None:
         fields |= config.over.fields()
-    return ffi.new("struct isw_remote_config *", fields), fields
+    return ffi.new("struct isw_remote_config *", fields), {**fields, "texts": texts}
 
 
 def _remote_info(number: int, item: Any) -> RemoteInfo:

@@ -11,7 +11,7 @@ from typing import Any
 
 from infiniswap.engine.binding import Handle, HandleOwner, check, ffi, lib, struct_ints
 from infiniswap.engine.native_rdma import end_from_c, ends_to_c, key_from_c
-from infiniswap.engine.store import LeaseStats, LeaseToken, MappedSlot, RestoredSlot, StoreConfig
+from infiniswap.engine.store import LeaseStats, MappedSlot, RestoredSlot, StoreConfig
 from infiniswap.rdma_address import RdmaEnd, RdmaKey
 
 _UNSAFE = ("RDMAV_ALLOW_DISASSOC_DESTROY", "MLX4_DEVICE_FATAL_CLEANUP")
@@ -93,20 +93,31 @@ class NativeStore(HandleOwner):
             result: int = function(store, *args)
         return result != -errno.ENOENT and check(result, what) >= 0
 
-    def lease_create(self, slots_max: int) -> LeaseToken:
+    def lease_create(self, slots_max: int) -> int:
         """Any thread. A new lease of `slots_max` empty slots."""
-        token = ffi.new("char[]", lib.ISW_TOKEN_TEXT_BYTES)
         lease = ffi.new("uint64_t *")
-        self._explained("cannot make a lease", lib.isw_store_lease_create, slots_max, token, lease)
-        return LeaseToken(int(lease[0]), ffi.string(token).decode())
+        self._explained("cannot make a lease", lib.isw_store_lease_create, slots_max, lease)
+        return int(lease[0])
 
-    def lease_renew(self, lease: int, wait_ms_max: int) -> str:
-        """Blocking, worker thread. EngineError ETIMEDOUT: nothing was granted."""
-        token = ffi.new("char[]", lib.ISW_TOKEN_TEXT_BYTES)
-        what = f"cannot renew lease {lease}"
-        self._call(what, lib.isw_store_lease_renew, lease, wait_ms_max, token)
-        text: str = ffi.string(token).decode()
+    def lease_renew(self, lease: int, wait_ms_max: int) -> None:
+        """Blocking, worker thread. EngineError ETIMEDOUT: connections have not ended."""
+        self._call(f"cannot renew lease {lease}", lib.isw_store_lease_renew, lease, wait_ms_max)
+
+    def ticket(
+        self, lease: int, number: int, *, uses: int = 1, good_ms: int = 0, wait_ms_max: int = 0
+    ) -> str:
+        """Blocking, worker thread. EngineError ETIMEDOUT, EBUSY: there is no ticket."""
+        fields = {"number": number, "uses": uses, "good_ms": good_ms, "wait_ms_max": wait_ms_max}
+        config = ffi.new("struct isw_ticket_config *", fields)
+        ticket = ffi.new("char[]", lib.ISW_TICKET_TEXT_BYTES)
+        what = f"cannot give a ticket for connection {number} of lease {lease}"
+        self._call(what, lib.isw_store_ticket, lease, config, ticket)
+        text: str = ffi.string(ticket).decode()
         return text
+
+    def ticket_end(self, lease: int, number: int) -> None:
+        """Any thread, never waits."""
+        self._call(f"cannot end a ticket of lease {lease}", lib.isw_store_ticket_end, lease, number)
 
     def lease_destroy(self, lease: int) -> None:
         """Blocking, worker thread."""

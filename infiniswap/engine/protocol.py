@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 ResultT = TypeVar("ResultT")
@@ -190,11 +190,14 @@ class Connector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RemoteConfig:
-    """How to reach one lease on one donor (struct isw_remote_config); `over` is None for TCP."""
+    """How to reach one lease on one donor (struct isw_remote_config); `over` is None for TCP.
+
+    `tickets`: one for each TCP connection, which are `queues`, or one beside RDMA.
+    """
 
     host: str
     port: int
-    token: str
+    tickets: tuple[str, ...] = field(repr=False)
     export_bytes: int
     queues: int = 2
     connect_ms_max: int = 3_000

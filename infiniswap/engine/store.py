@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from infiniswap.rdma_address import RdmaEnd, RdmaKey
+
+TICKET_NUMBERS: Final = 33
+"""Tickets of a lease at the same time (ISW_TICKET_NUMBERS)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +31,6 @@ class StoreConfig:
     send_ms_max: int = 30_000
     slab_dir: str | None = None
     """A tmpfs that keeps slabs when the process is gone; None: they end with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseToken:
-    """A lease in the store: its number and the token (128 bits, hex) under which it is served."""
-
-    lease: int
-    token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +89,25 @@ class Store(Protocol):
     def restored(self) -> None:
         """Ends the restoring: slabs of leases that were not restored become dirty."""
 
-    def lease_create(self, slots_max: int) -> LeaseToken: ...
-    def lease_renew(self, lease: int, wait_ms_max: int) -> str:
-        """Blocking. Fences the old connections and returns a fresh token."""
+    def lease_create(self, slots_max: int) -> int:
+        """Returns the number of a new lease, whose slots are empty."""
+
+    def lease_renew(self, lease: int, wait_ms_max: int) -> None:
+        """Blocking. Fences the old connections; every ticket is dead."""
+
+    def ticket(
+        self, lease: int, number: int, *, uses: int = 1, good_ms: int = 0, wait_ms_max: int = 0
+    ) -> str:
+        """Blocking. Returns a ticket (128 bits, hex): the name of the export for whoever opens the
+        connection of that number.
+
+        The earlier ticket of that number is dead. Connections that it has opened are ended, and
+        awaited. `good_ms` 0: until it is used up, replaced or ended. EngineError ETIMEDOUT: they
+        have not ended in time. EBUSY: the lease is being renewed, or has to be.
+        """
+
+    def ticket_end(self, lease: int, number: int) -> None:
+        """Ends a ticket and the connections that it has opened. Does not wait."""
 
     def lease_destroy(self, lease: int) -> None:
         """Blocking. Fences and releases every slot."""

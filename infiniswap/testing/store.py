@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from infiniswap.engine.store import LeaseStats, LeaseToken, MappedSlot, RestoredSlot, StoreConfig
+from infiniswap.engine.store import LeaseStats, MappedSlot, RestoredSlot, StoreConfig
 from infiniswap.errors import EngineError
 from infiniswap.rdma_address import RdmaEnd, RdmaKey
 
@@ -19,8 +19,8 @@ _WAIT_S = 60.0
 @dataclass(slots=True)
 class _Lease:
     slots_max: int
-    token: str
     epoch: int = 1
+    tickets: dict[int, str] = field(default_factory=dict)
     connections: int = 0
     rdma: bool = False
     slots: dict[int, int] = field(default_factory=dict)
@@ -68,10 +68,10 @@ class FakeStore:
         with self._lock:
             self._find(lease).connections = count
 
-    def token(self, lease: int) -> str:
-        """The token in force."""
+    def tickets(self, lease: int) -> dict[int, str]:
+        """Those in force, by the number of the connection."""
         with self._lock:
-            return self._find(lease).token
+            return dict(self._find(lease).tickets)
 
     def listen(self, host: str, port: int) -> int:
         """Pretends to listen."""
@@ -115,26 +115,25 @@ class FakeStore:
     def lease_restore(self, lease: int, slots_max: int, epoch: int) -> list[RestoredSlot]:
         """A predecessor's lease; its slabs are gone."""
         with self._lock:
-            self._leases[lease] = _Lease(slots_max, secrets.token_hex(16), epoch)
+            self._leases[lease] = _Lease(slots_max, epoch)
             self._next_lease = max(self._next_lease, lease + 1)
             return []
 
     def restored(self) -> None:
         """Nothing is left over."""
 
-    def lease_create(self, slots_max: int) -> LeaseToken:
+    def lease_create(self, slots_max: int) -> int:
         """A new lease."""
         with self._lock:
             if len(self._leases) >= self.config.leases_max:
                 raise EngineError("too many leases", code=errno.ENOSPC)
             number = self._next_lease
             self._next_lease += 1
-            entry = _Lease(slots_max, secrets.token_hex(16))
-            self._leases[number] = entry
-            return LeaseToken(number, entry.token)
+            self._leases[number] = _Lease(slots_max)
+            return number
 
-    def lease_renew(self, lease: int, wait_ms_max: int) -> str:
-        """Cuts the lease's connections and makes a fresh token."""
+    def lease_renew(self, lease: int, wait_ms_max: int) -> None:
+        """Cuts the lease's connections; its tickets are dead."""
         with self._lock:
             entry = self._find(lease)
             if self.renewals_blocked:
@@ -142,8 +141,23 @@ class FakeStore:
             entry.connections = 0
             entry.rdma = False
             entry.epoch += 1
-            entry.token = secrets.token_hex(16)
-            return entry.token
+            entry.tickets.clear()
+
+    def ticket(
+        self, lease: int, number: int, *, uses: int = 1, good_ms: int = 0, wait_ms_max: int = 0
+    ) -> str:
+        """A ticket; the earlier one of that number is dead."""
+        with self._lock:
+            entry = self._find(lease)
+            if self.renewals_blocked:
+                raise EngineError("connections are still open", code=errno.ETIMEDOUT)
+            entry.tickets[number] = secrets.token_hex(16)
+            return entry.tickets[number]
+
+    def ticket_end(self, lease: int, number: int) -> None:
+        """Ends a ticket."""
+        with self._lock:
+            self._find(lease).tickets.pop(number, None)
 
     def lease_destroy(self, lease: int) -> None:
         """Ends a lease; its slabs become dirty."""

@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "engine/request.h"
+#include "ticket.h"
 #include "util/util.h"
 
 #define REAL_WAIT_MS 120000u
@@ -139,14 +140,19 @@ static inline isw_engine *engine_with_backup(const struct isw_engine_config *con
 	SKIP("no directory here takes direct I/O");
 }
 
-/* What a consumer says to connect to it: `bytes` of slots, by so many connections. */
+/* What a consumer says to connect to it: `bytes` of slots, by so many connections. Until the next.
+ */
 static inline struct isw_remote_config
-donor_config(const char *host, uint16_t port, const char *token, uint32_t queues, uint64_t bytes)
+donor_config(const char *host, uint16_t port, const char *ticket, uint32_t queues, uint64_t bytes)
 {
+	static _Thread_local const char *tickets[ISW_RDMA_QUEUES_MAX];
+
+	for (uint32_t i = 0; i < ISW_RDMA_QUEUES_MAX; i++)
+		tickets[i] = ticket;
 	return (struct isw_remote_config){
 		.host = host,
 		.port = port,
-		.token = token,
+		.tickets = tickets,
 		.queues = queues,
 		.connect_ms_max = REAL_WAIT_MS,
 		.request_ms_max = REAL_WAIT_MS,

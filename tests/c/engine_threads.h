@@ -59,9 +59,9 @@ static struct isw_slab_info slab_of(struct world *w, uint32_t slab)
 	return info;
 }
 
-static struct isw_remote_config remote_config(const struct donor *d, const char *token)
+static struct isw_remote_config remote_config(const struct donor *d, const char *ticket)
 {
-	return donor_config(host, d->port, token, QUEUES, SLABS * SLAB_PAGES * ISW_PAGE_BYTES);
+	return donor_config(host, d->port, ticket, QUEUES, SLABS * SLAB_PAGES * ISW_PAGE_BYTES);
 }
 
 /* What goes over the control session: each end tells the other of its own. */
@@ -102,7 +102,7 @@ static bool tell_key(struct world *w, struct donor *d, uint32_t slot, uint64_t g
 
 static void donor_start(struct world *w, struct donor *d)
 {
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	struct isw_rdma_end peers[QUEUES];
 	struct isw_remote_config remote;
 	struct isw_error error = {0};
@@ -110,8 +110,8 @@ static void donor_start(struct world *w, struct donor *d)
 	d->store = donor_store(host, SLAB_PAGES * ISW_PAGE_BYTES, SLABS, SLABS * 3 / 4, &d->port);
 	if (verbs != NULL)
 		iswi_store_verbs_set(d->store, verbs);
-	CHECK_EQ(isw_store_lease_create(d->store, SLABS, token, &d->lease, &error), 0);
-	remote = remote_config(d, token);
+	CHECK_EQ(lease_create(d->store, SLABS, ticket, &d->lease, &error), 0);
+	remote = remote_config(d, ticket);
 	exchange(w, d, &remote, peers);
 	CHECK_EQ(isw_remote_connect(w->engine, &remote, &d->remote, &error), 0);
 }
@@ -203,14 +203,14 @@ static void slab_drained(struct world *w, const struct isw_event *event)
 
 static void come_back(struct world *w, struct donor *d)
 {
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	struct isw_rdma_end peers[QUEUES];
 	struct isw_remote_config remote;
 	struct isw_error error = {0};
 	int code;
 
-	CHECK_EQ(isw_store_lease_renew(d->store, d->lease, WAIT_MS, token), 0);
-	remote = remote_config(d, token);
+	CHECK_EQ(lease_renew(d->store, d->lease, WAIT_MS, ticket), 0);
+	remote = remote_config(d, ticket);
 	exchange(w, d, &remote, peers);
 	CHECK_OK(isw_remote_reconnect(w->engine, d->remote, &remote, &error), error);
 	d->down = false;
@@ -256,7 +256,7 @@ static void take_events(struct world *w)
 
 static void break_donor(struct world *w, struct donor *d)
 {
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 
 	if (d->down)
 		return;
@@ -264,7 +264,7 @@ static void break_donor(struct world *w, struct donor *d)
 	if (below(&w->control_random, 2))
 		CHECK_EQ(isw_remote_shutdown(w->engine, d->remote), 0);
 	else /* from the donor's side: both ends notice at their own time */
-		CHECK_EQ(isw_store_lease_renew(d->store, d->lease, WAIT_MS, token), 0);
+		CHECK_EQ(lease_renew(d->store, d->lease, WAIT_MS, ticket), 0);
 }
 
 static void control(struct world *w)

@@ -98,7 +98,7 @@ static int transfer(struct consumer *c, uint32_t queue, bool write, uint64_t add
 
 /* A store with a lease, and its consumer. */
 static uint64_t lease;
-static char token[ISW_TOKEN_TEXT_BYTES];
+static char ticket[ISW_TICKET_TEXT_BYTES];
 static struct consumer consumer;
 static int live;         /* objects of the stub's at first */
 static atomic_bool stop; /* for threads that do everything at once */
@@ -108,7 +108,7 @@ static void scene_begin(uint32_t slabs)
 {
 	set_up(SLAB_BYTES, slabs);
 	iswi_store_verbs_set(store, rig_verbs());
-	CHECK_EQ(isw_store_lease_create(store, SLABS, token, &lease, NULL), 0);
+	CHECK_EQ(lease_create(store, SLABS, ticket, &lease, NULL), 0);
 	consumer_make(&consumer);
 	live = stub.live;
 	atomic_init(&stop, false);
@@ -152,7 +152,7 @@ static int unmap(struct mapped m)
 
 static int renew(void)
 {
-	return isw_store_lease_renew(store, lease, WAIT_S * 1000, token);
+	return lease_renew(store, lease, WAIT_S * 1000, ticket);
 }
 
 /* A page of the slab's start. */

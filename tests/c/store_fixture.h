@@ -6,13 +6,14 @@
 #include "isw.h"
 #include "nbd_fixture.h"
 #include "tests_between.h"
+#include "ticket.h"
 
 static isw_store *store;
 static uint16_t port;
 
 struct leased {
 	uint64_t lease;
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 };
 
 struct mapped {
@@ -69,7 +70,7 @@ static inline struct leased lease_slots(uint32_t slots)
 {
 	struct leased leased;
 
-	CHECK_EQ(isw_store_lease_create(store, slots, leased.token, &leased.lease, NULL), 0);
+	CHECK_EQ(lease_create(store, slots, leased.ticket, &leased.lease, NULL), 0);
 	return leased;
 }
 

@@ -26,7 +26,7 @@
 
 #define UNUSED       __attribute__((unused))
 #define EXPORT_BYTES (16u << 20)
-#define TOKEN        "0123456789abcdef0123456789abcdef"
+#define TICKET       "0123456789abcdef0123456789abcdef"
 
 /* ---------------------------------------------------------------- the client's side */
 
@@ -184,7 +184,7 @@ static UNUSED struct iswi_tcp_config client_config(uint16_t port)
 	return (struct iswi_tcp_config){
 		.host = "127.0.0.1",
 		.port = port,
-		.export_name = TOKEN,
+		.export_name = TICKET,
 		.export_bytes_min = EXPORT_BYTES,
 		.depth = 16,
 		.connect_ms_max = WAIT_S * 1000,
@@ -309,17 +309,17 @@ static UNUSED bool server_greet(int fd)
 	return say(fd, greeting, sizeof(greeting)) && hear(fd, flags, sizeof(flags));
 }
 
-/* Takes the GO option with the name that TOKEN is. */
+/* Takes the GO option with the name that TICKET is. */
 static UNUSED bool server_take_go(int fd)
 {
-	uint8_t bytes[NBD_OPTION_HEADER_BYTES + 4 + sizeof(TOKEN) - 1 + 4];
+	uint8_t bytes[NBD_OPTION_HEADER_BYTES + 4 + sizeof(TICKET) - 1 + 4];
 
 	if (!hear(fd, bytes, sizeof(bytes)))
 		return false;
 	CHECK_EQ(nbd_get64(bytes), NBD_OPTION_MAGIC);
 	CHECK_EQ(nbd_get32(bytes + 8), NBD_OPT_GO);
 	CHECK_EQ(nbd_get32(bytes + 12), sizeof(bytes) - NBD_OPTION_HEADER_BYTES);
-	CHECK(memcmp(bytes + NBD_OPTION_HEADER_BYTES + 4, TOKEN, sizeof(TOKEN) - 1) == 0);
+	CHECK(memcmp(bytes + NBD_OPTION_HEADER_BYTES + 4, TICKET, sizeof(TICKET) - 1) == 0);
 	return true;
 }
 

@@ -239,7 +239,7 @@ ENGINE_TEST(failing_at_once_is_not_retried_at_once)
 static isw_store *map_to_donor(void)
 {
 	const uint64_t slab_bytes = config().slab_bytes;
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	struct isw_remote_config remote;
 	struct isw_error error = {0};
 	uint64_t lease, generation;
@@ -247,9 +247,9 @@ static isw_store *map_to_donor(void)
 	uint16_t port;
 	isw_store *store = donor_store("127.0.0.1", slab_bytes, 1, 1, &port);
 
-	CHECK_EQ(isw_store_lease_create(store, 1, token, &lease, &error), 0);
+	CHECK_EQ(lease_create(store, 1, ticket, &lease, &error), 0);
 	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
-	remote = donor_config("127.0.0.1", port, token, 1, slab_bytes);
+	remote = donor_config("127.0.0.1", port, ticket, 1, slab_bytes);
 	CHECK_EQ(isw_remote_connect(e, &remote, &number, &error), 0);
 	CHECK_EQ(isw_slab_map(e, 0, number, slot, generation), 0);
 	return store;

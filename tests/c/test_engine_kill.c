@@ -30,9 +30,9 @@ extern char **environ;
 struct ledger {
 	atomic_uint_fast64_t begun[PAGES], answered[PAGES]; /* values; of eight one is zeros */
 	atomic_uint_fast64_t operations, lives, looked;
-	atomic_uint tokens; /* made so far, one for each life; published after token */
-	atomic_uint last;   /* this one lives to its end */
-	char token[ISW_TOKEN_TEXT_BYTES];
+	atomic_uint tickets; /* made so far, one for each life; published after ticket */
+	atomic_uint last;    /* this one lives to its end */
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	char backup_path[4096]; /* empty: none */
 	uint16_t port;
 	uint32_t slots[SLABS];
@@ -161,13 +161,13 @@ static struct isw_engine_config engine_config(uint32_t flags)
 static void find_donor(isw_engine *e, uint32_t life)
 {
 	struct isw_remote_config remote =
-		donor_config("127.0.0.1", ledger->port, ledger->token, 2, PAGES * ISW_PAGE_BYTES);
+		donor_config("127.0.0.1", ledger->port, ledger->ticket, 2, PAGES * ISW_PAGE_BYTES);
 	unsigned char record[ISW_RECORD_BYTES_MAX];
 	struct isw_error error = {0};
 	uint32_t number = 0;
 	int code;
 
-	while (atomic_load(&ledger->tokens) <= life) /* the old connections are fenced */
+	while (atomic_load(&ledger->tickets) <= life) /* the old connections are fenced */
 		pause_us(1000);
 	code = isw_remote_record(e, 0, record);
 	if (code) {
@@ -294,7 +294,7 @@ static isw_store *make_donor(uint64_t *lease)
 	isw_store *store =
 		donor_store("127.0.0.1", SLAB_PAGES * ISW_PAGE_BYTES, SLABS, SLABS, &ledger->port);
 
-	CHECK_EQ(isw_store_lease_create(store, SLABS, ledger->token, lease, NULL), 0);
+	CHECK_EQ(lease_create(store, SLABS, ledger->ticket, lease, NULL), 0);
 	for (uint32_t i = 0; i < SLABS; i++)
 		CHECK_EQ(
 			isw_store_map(store, *lease, i, &ledger->slots[i], &ledger->generations[i]),
@@ -317,7 +317,7 @@ static void run(const char *program, const char *backup_path, uint32_t deaths, u
 	ledger->seed = seed;
 	snprintf(ledger->backup_path, sizeof(ledger->backup_path), "%s", backup_path);
 	store = make_donor(&lease);
-	atomic_store(&ledger->tokens, 1);
+	atomic_store(&ledger->tickets, 1);
 	active = spawn(program, 0, state_fd, ledger_fd);
 	while (!atomic_load(&ledger->operations)) /* the first one has a state file by now */
 		pause_us(1000);
@@ -327,8 +327,8 @@ static void run(const char *program, const char *backup_path, uint32_t deaths, u
 		CHECK_EQ(kill(active.pid, SIGKILL), 0);
 		/* At once: whoever is dying may still hold its locks. */
 		CHECK_EQ(write(standby.go_fd, "", 1), 1);
-		CHECK_EQ(isw_store_lease_renew(store, lease, REAL_WAIT_MS, ledger->token), 0);
-		atomic_store(&ledger->tokens, life + 1);
+		CHECK_EQ(lease_renew(store, lease, REAL_WAIT_MS, ledger->ticket), 0);
+		atomic_store(&ledger->tickets, life + 1);
 		bury(&active);
 		active = standby;
 	}

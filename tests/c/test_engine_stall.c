@@ -166,7 +166,7 @@ static isw_engine *engine_start(void)
 
 static isw_store *donor_start(isw_engine *e, struct link *link)
 {
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	struct isw_remote_config remote;
 	struct isw_error error = {0};
 	uint64_t lease, generation;
@@ -174,11 +174,11 @@ static isw_store *donor_start(isw_engine *e, struct link *link)
 	isw_store *store =
 		donor_store("127.0.0.1", SLAB_PAGES * ISW_PAGE_BYTES, 1, 1, &link->donor_port);
 
-	CHECK_EQ(isw_store_lease_create(store, 1, token, &lease, &error), 0);
+	CHECK_EQ(lease_create(store, 1, ticket, &lease, &error), 0);
 	CHECK_EQ(isw_store_map(store, lease, 0, &slot, &generation), 0);
 	server_start(&link->server, link_run, link);
-	remote =
-		donor_config("127.0.0.1", link->server.port, token, 1, SLAB_PAGES * ISW_PAGE_BYTES);
+	remote = donor_config("127.0.0.1", link->server.port, ticket, 1,
+			      SLAB_PAGES * ISW_PAGE_BYTES);
 	remote.request_ms_max = DEADLINE_MS;
 	CHECK_EQ(isw_remote_connect(e, &remote, &number, &error), 0);
 	CHECK_EQ(isw_slab_map(e, 0, number, slot, generation), 0);

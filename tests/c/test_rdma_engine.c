@@ -42,7 +42,7 @@ static void end(bool with_donor)
 /* The first connection is up, the second gets no answer: then the number is another donor's. */
 DONOR_TEST(test_a_connect_that_fails_half_way_breaks_nothing_later)
 {
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	struct isw_rdma_end peers[QUEUES];
 	struct isw_remote_config remote;
 	struct isw_remote_info info;
@@ -51,18 +51,18 @@ DONOR_TEST(test_a_connect_that_fails_half_way_breaks_nothing_later)
 
 	CHECK_EQ(isw_remote_shutdown(world.engine, d->remote), 0);
 	for (uint32_t again = 0; again < 2; again++) {
-		CHECK_EQ(isw_store_lease_renew(d->store, d->lease, WAIT_MS, token), 0);
+		CHECK_EQ(lease_renew(d->store, d->lease, WAIT_MS, ticket), 0);
 		if (again)
 			CHECK_EQ(isw_remote_destroy(world.engine, d->remote), 0);
 		while (isw_engine_events(world.engine, &event, 1))
 			;
-		remote = remote_config(d, token);
+		remote = remote_config(d, ticket);
 		exchange(&world, d, &remote, peers);
 		peers[1].number ^= 1u << 19;
 		CHECK_EQ(again ? isw_remote_connect(world.engine, &remote, &d->remote, &error)
 			       : isw_remote_reconnect(world.engine, d->remote, &remote, &error),
 			 -ETIMEDOUT);
-		remote = remote_config(d, token);
+		remote = remote_config(d, ticket);
 		CHECK_EQ(again ? isw_remote_connect(world.engine, &remote, &d->remote, &error)
 			       : isw_remote_reconnect(world.engine, d->remote, &remote, &error),
 			 0);
@@ -120,7 +120,7 @@ BETWEEN_TEST(test_a_device_is_open_as_long_as_it_is_used, begin(false), end(fals
 /* Nothing has to be under way for that, and over TCP it goes on. */
 DONOR_TEST(test_a_device_that_is_to_be_removed_is_given_up)
 {
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	struct isw_remote_config remote;
 	struct isw_error error = {0};
 	struct isw_event event;
@@ -133,8 +133,8 @@ DONOR_TEST(test_a_device_that_is_to_be_removed_is_given_up)
 	CHECK_EQ(event.kind, ISW_EVENT_REMOTE_DOWN);
 	CHECK_EQ(event.code, -ENODEV);
 	CHECK_EQ(isw_store_rdma_let_go(d->store), 1);
-	CHECK_EQ(isw_store_lease_renew(d->store, d->lease, WAIT_MS, token), 0);
-	remote = remote_config(d, token);
+	CHECK_EQ(lease_renew(d->store, d->lease, WAIT_MS, ticket), 0);
+	remote = remote_config(d, ticket);
 	CHECK_EQ(isw_remote_reconnect(world.engine, d->remote, &remote, &error), 0);
 	CHECK_EQ(live(), live_before);
 	CHECK_EQ(isw_rdma_let_go(world.engine), 0);

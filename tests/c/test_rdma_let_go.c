@@ -9,7 +9,7 @@
 SCENE_TEST(test_a_device_that_is_removed, 4)
 {
 	uint64_t paused = lease_slots(SLABS).lease;
-	int fd = open_export(port, token);
+	int fd = open_export(port, ticket);
 	struct isw_rdma_key key;
 	struct consumer other;
 	struct mapped m;

@@ -123,7 +123,7 @@ CONNECTED_TEST(test_a_slab_taken_by_force_ends_the_connections, 2)
 /* The lease has its registrations, but pages go over TCP: that is the fence then. */
 CONNECTED_TEST(test_without_rdma_connections_force_leaves_those_of_tcp, 3)
 {
-	int fd = open_export(port, token);
+	int fd = open_export(port, ticket);
 	char page[ISW_PAGE_BYTES];
 	struct isw_rdma_key key;
 	struct mapped m = map_key(&key);
@@ -141,7 +141,7 @@ CONNECTED_TEST(test_without_rdma_connections_force_leaves_those_of_tcp, 3)
 			CHECK_EQ(unmap_slab(lease, m, 0), 0);
 		await_close(fd);
 		CHECK_EQ(renew(), 0);
-		fd = open_export(port, token);
+		fd = open_export(port, ticket);
 	}
 	close(fd);
 }

@@ -141,21 +141,21 @@ STORE_TEST(test_leases)
 {
 	struct leased leased[4];
 	struct isw_error error;
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	uint64_t lease;
 
 	for (unsigned i = 0; i < 4; i++) {
 		leased[i] = lease_slots(2);
-		CHECK_EQ(strlen(leased[i].token), 32);
-		CHECK_EQ(strspn(leased[i].token, "0123456789abcdef"), 32);
+		CHECK_EQ(strlen(leased[i].ticket), 32);
+		CHECK_EQ(strspn(leased[i].ticket, "0123456789abcdef"), 32);
 		for (unsigned k = 0; k < i; k++) {
 			CHECK(leased[i].lease != leased[k].lease);
-			CHECK(strcmp(leased[i].token, leased[k].token) != 0);
+			CHECK(strcmp(leased[i].ticket, leased[k].ticket) != 0);
 		}
 	}
-	CHECK_EQ(isw_store_lease_create(store, 2, token, &lease, &error), -ENOSPC);
-	CHECK_EQ(isw_store_lease_create(store, 0, token, &lease, &error), -EINVAL);
-	CHECK_EQ(isw_store_lease_create(store, UINT32_MAX, token, &lease, &error), -EINVAL);
+	CHECK_EQ(lease_create(store, 2, ticket, &lease, &error), -ENOSPC);
+	CHECK_EQ(lease_create(store, 0, ticket, &lease, &error), -EINVAL);
+	CHECK_EQ(lease_create(store, UINT32_MAX, ticket, &lease, &error), -EINVAL);
 	CHECK_EQ(store_stats().leases, 4);
 	for (unsigned i = 0; i < 4; i++)
 		CHECK_EQ(isw_store_lease_destroy(store, leased[i].lease), 0);
@@ -178,7 +178,7 @@ STORE_TEST(test_what_a_request_reaches)
 	empty = (second.slot + 1) * (uint64_t)SLAB_BYTES;
 	fd = dial(port);
 	greet(fd, NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES);
-	CHECK_EQ(ask_export(fd, NBD_OPT_GO, leased.token, &described), NBD_REP_ACK);
+	CHECK_EQ(ask_export(fd, NBD_OPT_GO, leased.ticket, &described), NBD_REP_ACK);
 	CHECK_EQ(described.size, 3 * SLAB_BYTES);
 	check_bytes(fd, at, 0, 4096);
 	fill_bytes(fd, at + SLAB_BYTES - 4096, 1, 4096);
@@ -211,32 +211,32 @@ STORE_TEST(test_who_may_connect)
 	greet(fd, NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES);
 	CHECK(say_option(fd, NBD_OPT_LIST, NULL, 0));
 	CHECK_EQ(hear_option(fd, NBD_OPT_LIST, NULL, 0, NULL), NBD_REP_ACK);
-	snprintf(names[1], sizeof(names[1]), "%.31s", leased.token);
-	snprintf(names[2], sizeof(names[2]), "%s0", leased.token);
-	snprintf(names[3], sizeof(names[3]), "%s", leased.token);
+	snprintf(names[1], sizeof(names[1]), "%.31s", leased.ticket);
+	snprintf(names[2], sizeof(names[2]), "%s0", leased.ticket);
+	snprintf(names[3], sizeof(names[3]), "%s", leased.ticket);
 	names[3][31] = names[3][31] == '0' ? '1' : '0';
 	for (unsigned i = 0; i < 4; i++)
 		CHECK_EQ(ask_export(fd, NBD_OPT_GO, names[i], NULL), NBD_REP_ERR_UNKNOWN);
-	CHECK_EQ(ask_export(fd, NBD_OPT_INFO, leased.token, NULL), NBD_REP_ACK);
+	CHECK_EQ(ask_export(fd, NBD_OPT_INFO, leased.ticket, NULL), NBD_REP_ACK);
 	close(fd);
 	for (unsigned i = 0; i < 8; i++)
-		fds[i] = open_export(port, leased.token);
+		fds[i] = open_export(port, leased.ticket);
 	fds[8] = dial(port);
-	CHECK_EQ(try_open(fds[8], leased.token), NBD_REP_ERR_POLICY);
+	CHECK_EQ(try_open(fds[8], leased.ticket), NBD_REP_ERR_POLICY);
 	CHECK_EQ(store_stats().connections_refused, 5);
 	CHECK_EQ(lease_stats(leased.lease).connections, 8);
 	/* Another lease is not touched by that. */
-	fd = open_export(port, other.token);
+	fd = open_export(port, other.ticket);
 	close(fd);
 	close(fds[0]);
 	WAIT_FOR(lease_stats(leased.lease).connections == 7);
-	CHECK_EQ(ask_export(fds[8], NBD_OPT_GO, leased.token, NULL), NBD_REP_ACK);
+	CHECK_EQ(ask_export(fds[8], NBD_OPT_GO, leased.ticket, NULL), NBD_REP_ACK);
 	CHECK_EQ(isw_store_lease_destroy(store, leased.lease), 0);
 	for (unsigned i = 1; i < 9; i++) {
 		await_close(fds[i]);
 	}
 	fd = dial(port);
-	CHECK_EQ(try_open(fd, leased.token), NBD_REP_ERR_UNKNOWN);
+	CHECK_EQ(try_open(fd, leased.ticket), NBD_REP_ERR_UNKNOWN);
 	close(fd);
 	CHECK_EQ(isw_store_lease_destroy(store, other.lease), 0);
 }
@@ -247,7 +247,7 @@ STORE_TEST(test_no_bytes_left_behind)
 	for (unsigned next = 0; next < 2; next++) {
 		struct leased leased = lease_slots(SLABS);
 		struct mapped mapped[SLABS];
-		int fd = open_export(port, leased.token);
+		int fd = open_export(port, leased.ticket);
 		char byte;
 
 		for (unsigned i = 0; i < SLABS; i++) {
@@ -268,23 +268,23 @@ STORE_TEST(test_renew)
 {
 	struct leased leased = lease_slots(1);
 	struct mapped mapped = map_slab(leased.lease);
-	char token[ISW_TOKEN_TEXT_BYTES];
-	int fd = open_export(port, leased.token);
+	char ticket[ISW_TICKET_TEXT_BYTES];
+	int fd = open_export(port, leased.ticket);
 
 	fill_bytes(fd, 0, 9, 4096);
 	CHECK_EQ(lease_stats(leased.lease).epoch, 1);
-	CHECK_EQ(isw_store_lease_renew(store, leased.lease, WAIT_S * 1000, token), 0);
-	CHECK(strcmp(token, leased.token) != 0);
+	CHECK_EQ(lease_renew(store, leased.lease, WAIT_S * 1000, ticket), 0);
+	CHECK(strcmp(ticket, leased.ticket) != 0);
 	CHECK_EQ(lease_stats(leased.lease).epoch, 2);
 	CHECK_EQ(lease_stats(leased.lease).connections, 0);
 	await_close(fd);
 	fd = dial(port);
-	CHECK_EQ(try_open(fd, leased.token), NBD_REP_ERR_UNKNOWN);
+	CHECK_EQ(try_open(fd, leased.ticket), NBD_REP_ERR_UNKNOWN);
 	/* The slab stayed, with its bytes and its generation. */
-	CHECK_EQ(ask_export(fd, NBD_OPT_GO, token, NULL), NBD_REP_ACK);
+	CHECK_EQ(ask_export(fd, NBD_OPT_GO, ticket, NULL), NBD_REP_ACK);
 	check_bytes(fd, 0, 9, 4096);
 	CHECK_EQ(unmap_slab(leased.lease, mapped, WAIT_S * 1000), 0);
-	CHECK_EQ(isw_store_lease_renew(store, leased.lease + 100, 0, token), -ENOENT);
+	CHECK_EQ(lease_renew(store, leased.lease + 100, 0, ticket), -ENOENT);
 	close(fd);
 	give_back(leased.lease);
 }

@@ -142,9 +142,9 @@ static void restore_leases(void)
 static void make_lease(void)
 {
 	struct lease_promise *promise = &model->leases[model->lease_count];
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 
-	if (isw_store_lease_create(store, SLOTS, token, &promise->lease, NULL) != 0)
+	if (lease_create(store, SLOTS, ticket, &promise->lease, NULL) != 0)
 		return;
 	model->lease_last = promise->lease;
 	promise->promise = KEPT;
@@ -304,7 +304,7 @@ static void check_slabs(void)
 /* All that can be made new: every number is above every old one, every byte is zero. */
 static void check_new(void)
 {
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	uint64_t lease, generation;
 	uint32_t slot;
 
@@ -316,7 +316,7 @@ static void check_new(void)
 			CHECK_EQ(isw_store_lease_destroy(store, model->leases[i].lease), 0);
 			break;
 		}
-	if (isw_store_lease_create(store, SLABS, token, &lease, NULL) != 0)
+	if (lease_create(store, SLABS, ticket, &lease, NULL) != 0)
 		return;
 	CHECK(lease > model->lease_last);
 	while (isw_store_map(store, lease, 0, &slot, &generation) == 0) {

@@ -35,7 +35,7 @@ static int unmap(uint32_t wait_ms_max)
 
 static int connected(void)
 {
-	return open_export(port, leased.token);
+	return open_export(port, leased.ticket);
 }
 
 static void *unmap_main(void *opaque)
@@ -88,7 +88,7 @@ static int deaf_reader(void)
 	char header[NBD_SIMPLE_REPLY_BYTES];
 	int fd = dial_buffered(port, 4096);
 
-	CHECK_EQ(try_open(fd, leased.token), 0);
+	CHECK_EQ(try_open(fd, leased.ticket), 0);
 	CHECK(say_request(fd, NBD_CMD_READ, 0, 1, 0, LARGE_BYTES));
 	CHECK(hear(fd, header, sizeof(header)));
 	return fd;
@@ -152,7 +152,7 @@ SMALL_TEST(test_slow_write_ends_with_forced_unmap, 1, 1)
 	memset(half, 0x66, sizeof(half));
 	say(slow, half, sizeof(half));
 	await_close(slow);
-	fd = open_export(port, next.token);
+	fd = open_export(port, next.ticket);
 	check_bytes(fd, 0, 0, 4096);
 	close(fd);
 }
@@ -261,8 +261,7 @@ SMALL_TEST(test_no_late_write_after_renew, 1, 1)
 		CHECK(say(slow, "half", 4));
 		CHECK_EQ(iswi_thread_start(&thread, "old", old_writer_main, &old), 0);
 		WAIT_FOR(atomic_load(&old.written) > 100);
-		CHECK_EQ(isw_store_lease_renew(store, leased.lease, WAIT_S * 1000, leased.token),
-			 0);
+		CHECK_EQ(lease_renew(store, leased.lease, WAIT_S * 1000, leased.ticket), 0);
 		fd = connected();
 		for (unsigned i = 0; i < 9; i++)
 			fill_bytes(fd, 4096 * i, 0x22, 4096);
@@ -279,13 +278,13 @@ SMALL_TEST(test_no_late_write_after_renew, 1, 1)
 
 /*
  * A connection busy zeroing a large slab cannot end at once. A renewal that does not wait for it
- * grants nothing: from then on the old token is dead and there is no new one, until a renewal
+ * grants nothing: from then on the old ticket is dead and there is no new one, until a renewal
  * that has seen it end.
  */
 BETWEEN_TEST(test_renewal_that_cannot_wait, begin(64u << 20, 1, 1), tear_down())
 {
 	const uint32_t bytes = 64u << 20;
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	int err = 0, late;
 
 	/* The scheduler may give it the time after all, but not every time. */
@@ -295,17 +294,17 @@ BETWEEN_TEST(test_renewal_that_cannot_wait, begin(64u << 20, 1, 1), tear_down())
 		for (unsigned i = 0; i < 32; i++)
 			CHECK(say_request(busy, NBD_CMD_WRITE_ZEROES, 0, i, 0, bytes));
 		WAIT_FOR(holders() == 1);
-		strcpy(token, leased.token);
-		err = isw_store_lease_renew(store, leased.lease, 0, leased.token);
+		strcpy(ticket, leased.ticket);
+		err = lease_renew(store, leased.lease, 0, leased.ticket);
 		close(busy);
 	}
 	CHECK_EQ(err, -ETIMEDOUT);
-	CHECK(strcmp(token, leased.token) == 0);
+	CHECK(strcmp(ticket, leased.ticket) == 0);
 	late = dial(port);
-	CHECK_EQ(try_open(late, token), NBD_REP_ERR_UNKNOWN);
-	CHECK_EQ(isw_store_lease_renew(store, leased.lease, WAIT_S * 1000, token), 0);
-	CHECK_EQ(ask_export(late, NBD_OPT_GO, leased.token, NULL), NBD_REP_ERR_UNKNOWN);
-	CHECK_EQ(ask_export(late, NBD_OPT_GO, token, NULL), NBD_REP_ACK);
+	CHECK_EQ(try_open(late, ticket), NBD_REP_ERR_UNKNOWN);
+	CHECK_EQ(lease_renew(store, leased.lease, WAIT_S * 1000, ticket), 0);
+	CHECK_EQ(ask_export(late, NBD_OPT_GO, leased.ticket, NULL), NBD_REP_ERR_UNKNOWN);
+	CHECK_EQ(ask_export(late, NBD_OPT_GO, ticket, NULL), NBD_REP_ACK);
 	close(late);
 }
 
@@ -350,7 +349,7 @@ TEST(test_fence_alone)
 	set_up(ISW_PAGE_BYTES, 1);
 	leased = lease_slots(1);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++) {
-		CHECK_EQ(iswi_store_backend.open(store, leased.token, ISWI_TOKEN_BYTES,
+		CHECK_EQ(iswi_store_backend.open(store, leased.ticket, ISWI_TICKET_BYTES,
 						 (struct iswi_nbd_conn *)&nobody,
 						 &holders[i].export),
 			 0);
@@ -430,13 +429,13 @@ static void *tenant_main(void *opaque)
 	unsigned i = 0;
 
 	while (!atomic_load(&landlord.ending)) {
-		char token[ISW_TOKEN_TEXT_BYTES];
+		char ticket[ISW_TICKET_TEXT_BYTES];
 		int fd = dial(port);
 
 		pthread_mutex_lock(&landlord.lock);
-		strcpy(token, t->leased->token);
+		strcpy(ticket, t->leased->ticket);
 		pthread_mutex_unlock(&landlord.lock);
-		if (try_open(fd, token) == 0)
+		if (try_open(fd, ticket) == 0)
 			while (!atomic_load(&landlord.ending) && tenant_step(t, fd, i))
 				i++;
 		close(fd);
@@ -450,19 +449,19 @@ static uint32_t random_next(uint32_t *state)
 	return *state >> 16;
 }
 
-/* Takes a slab from one lease or gives one; now and then a fresh token, or a fresh lease. */
+/* Takes a slab from one lease or gives one; now and then a fresh ticket, or a fresh lease. */
 static void landlord_step(uint32_t *random)
 {
 	const unsigned who = random_next(random) % 2, what = random_next(random) % 16;
 	struct leased *leased = &landlord.leased[who];
 	struct mapped *mapped = &landlord.mapped[who][random_next(random) % HAMMER_SLOTS];
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	int err;
 
 	if (what == 0) {
-		CHECK_EQ(isw_store_lease_renew(store, leased->lease, WAIT_S * 1000, token), 0);
+		CHECK_EQ(lease_renew(store, leased->lease, WAIT_S * 1000, ticket), 0);
 		pthread_mutex_lock(&landlord.lock);
-		strcpy(leased->token, token);
+		strcpy(leased->ticket, ticket);
 		pthread_mutex_unlock(&landlord.lock);
 	} else if (what == 1) {
 		CHECK_EQ(isw_store_lease_destroy(store, leased->lease), 0);

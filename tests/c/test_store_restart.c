@@ -30,17 +30,17 @@ static void find(const char *part, char *path_out, size_t bytes)
 	globfree(&found);
 }
 
-static void fill(const char *token, uint32_t slot, int value)
+static void fill(const char *ticket, uint32_t slot, int value)
 {
-	int fd = open_export(port, token);
+	int fd = open_export(port, ticket);
 
 	fill_bytes(fd, (uint64_t)slot * SLAB_BYTES, value, SLAB_BYTES);
 	close(fd);
 }
 
-static void check_filled(const char *token, uint32_t slot, int value)
+static void check_filled(const char *ticket, uint32_t slot, int value)
 {
-	int fd = open_export(port, token);
+	int fd = open_export(port, ticket);
 
 	check_bytes(fd, (uint64_t)slot * SLAB_BYTES, value, SLAB_BYTES);
 	close(fd);
@@ -82,15 +82,15 @@ TEST(test_same_lease_again)
 {
 	struct leased leased = begin();
 	struct isw_slot_info info;
-	char token[ISW_TOKEN_TEXT_BYTES];
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	struct mapped one, two;
 	int fd;
 
 	isw_store_restored(store);
 	one = map_slab(leased.lease);
 	CHECK_EQ(isw_store_map(store, leased.lease, 77, &two.slot, &two.generation), 0);
-	fill(leased.token, one.slot, 1);
-	fill(leased.token, two.slot, 2);
+	fill(leased.ticket, one.slot, 1);
+	fill(leased.ticket, two.slot, 2);
 	CHECK_EQ(unmap_slab(leased.lease, one, 1000), 0);
 	tear_down();
 
@@ -109,17 +109,18 @@ TEST(test_same_lease_again)
 	CHECK_EQ(info.tag, 77);
 	CHECK_EQ(isw_store_lease_slot(store, leased.lease, info.slot + 1, &info), -ENOENT);
 	CHECK_EQ(lease_stats(leased.lease).epoch, 5);
-	/* Tokens are not kept. */
+	/* Tickets are not kept. */
 	fd = dial(port);
-	CHECK(try_open(fd, leased.token) != 0);
+	CHECK(try_open(fd, leased.ticket) != 0);
 	close(fd);
-	CHECK_EQ(isw_store_lease_renew(store, leased.lease, 1000, token), 0);
+	CHECK_EQ(give_ticket(store, leased.lease, ticket), -EBUSY);
+	CHECK_EQ(lease_renew(store, leased.lease, 1000, ticket), 0);
 	CHECK_EQ(lease_stats(leased.lease).epoch, 6);
-	check_filled(token, two.slot, 2);
+	check_filled(ticket, two.slot, 2);
 	/* A new slab is another generation, and zeroed. */
 	one = map_slab(leased.lease);
 	CHECK(one.generation > two.generation);
-	check_filled(token, one.slot, 0);
+	check_filled(ticket, one.slot, 0);
 	CHECK(lease_slots(1).lease > leased.lease);
 	while (isw_store_pin(store) == 0)
 		;
@@ -132,7 +133,7 @@ TEST(test_lease_that_nobody_names)
 	struct leased leased = begin(), other;
 
 	for (uint32_t i = 0; i < SLABS; i++)
-		fill(leased.token, map_slab(leased.lease).slot, 9);
+		fill(leased.ticket, map_slab(leased.lease).slot, 9);
 	tear_down();
 	open_store(SLABS);
 	isw_store_restored(store);
@@ -140,7 +141,7 @@ TEST(test_lease_that_nobody_names)
 	scrub_all();
 	other = lease_slots(4);
 	for (uint32_t i = 0; i < SLABS; i++)
-		check_filled(other.token, map_slab(other.lease).slot, 0);
+		check_filled(other.ticket, map_slab(other.lease).slot, 0);
 	end();
 }
 
@@ -319,13 +320,13 @@ TEST(test_files_removed_under_it)
 	struct mapped mapped;
 
 	mapped = map_slab(leased.lease);
-	fill(leased.token, mapped.slot, 3);
+	fill(leased.ticket, mapped.slot, 3);
 	empty_directory();
-	check_filled(leased.token, mapped.slot, 3);
+	check_filled(leased.ticket, mapped.slot, 3);
 	CHECK_EQ(unmap_slab(leased.lease, mapped, 1000), 0);
 	CHECK_EQ(isw_store_scrub(store), 0);
 	mapped = map_slab(leased.lease);
-	check_filled(leased.token, mapped.slot, 0);
+	check_filled(leased.ticket, mapped.slot, 0);
 	CHECK_EQ(isw_store_lease_destroy(store, leased.lease), 0);
 	while (isw_store_release_free(store) == 0)
 		;

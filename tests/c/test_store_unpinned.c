@@ -34,7 +34,7 @@ TEST(test_a_donor_that_may_not_lock_memory_lends_it_and_says_so)
 	CHECK_EQ(store_stats().slabs_unpinned, 2);
 	leased = lease_slots(1);
 	map_slab(leased.lease);
-	fd = open_export(port, leased.token);
+	fd = open_export(port, leased.ticket);
 	CHECK_EQ(do_read(fd, (4u << 20) - 4096, page, sizeof(page)), 0);
 	CHECK(all_bytes(page, 0, sizeof(page)));
 	close(fd);

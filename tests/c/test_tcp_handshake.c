@@ -4,7 +4,7 @@
 #include "tcp_fixture.h"
 #include "tests_between.h"
 
-/* Fails as expected, with a message that names the port and keeps the token secret. */
+/* Fails as expected, with a message that names the port and keeps the ticket secret. */
 static void expect_error(const struct iswi_tcp_config *config, int code, const char *words)
 {
 	struct client client;
@@ -18,7 +18,7 @@ static void expect_error(const struct iswi_tcp_config *config, int code, const c
 	check_says(error.text, words);
 	snprintf(port, sizeof(port), "port %u", config->port);
 	CHECK(config->port == 0 || strstr(error.text, port) != NULL);
-	CHECK(strstr(error.text, TOKEN) == NULL);
+	CHECK(strstr(error.text, TICKET) == NULL);
 	CHECK_EQ(client.downs, 0);
 }
 
@@ -37,7 +37,7 @@ struct answer {
 	bool go;   /* bytes come after a greeting and a request for GO */
 };
 
-#define NO_NAME        "no " TOKEN " here", .count = sizeof(TOKEN) + 8
+#define NO_NAME        "no " TICKET " here", .count = sizeof(TICKET) + 8
 #define GRANTED(bytes) .size = (bytes), .block_min = 1, .flags = NBD_FLAG_HAS_FLAGS
 
 static void answer(int fd, void *arg)
@@ -80,7 +80,8 @@ TEST(check_answers)
 		{-EPROTO, "fixed newstyle", .bytes = not_fixed, .count = sizeof(not_fixed)},
 		{-ECONNRESET, "closed the connection", .bytes = not_fixed, .count = 8,
 		 .shut = true},
-		{-ENOENT, "no such export", .type = NBD_REP_ERR_UNKNOWN, .payload = NO_NAME},
+		{-ENOENT, "does not accept the ticket", .type = NBD_REP_ERR_UNKNOWN,
+		 .payload = NO_NAME},
 		{-EACCES, "TLS", .type = NBD_REP_ERR_TLS_REQD, .payload = NO_NAME},
 		{-EOPNOTSUPP, "GO", .type = NBD_REP_ERR_UNSUP, .payload = NO_NAME},
 		{-ECONNRESET, "shutting down", .type = NBD_REP_ERR_SHUTDOWN, .payload = NO_NAME},

@@ -17,7 +17,7 @@
 #include "transport/tcp_internal.h"
 
 #define FD        1000000 /* never opened */
-#define TOKEN     "0123456789abcdef0123456789abcdef"
+#define TICKET    "0123456789abcdef0123456789abcdef"
 #define BYTES_MIN (4 * ISW_PAGE_BYTES)
 
 static struct {
@@ -83,7 +83,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	const struct iswi_tcp_config config = {
 		.host = "donor",
 		.port = 9401,
-		.export_name = TOKEN,
+		.export_name = TICKET,
 		.connect_ms_max = 60000,
 		.export_bytes_min = BYTES_MIN,
 	};
@@ -105,7 +105,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	/* A sentence for the user, in which the secret name must not appear. */
 	if (err < 0 && (error.code != err || strnlen(error.text, sizeof(error.text)) < 10 ||
 			memchr(error.text, '\0', sizeof(error.text)) == NULL ||
-			strstr(error.text, TOKEN) != NULL))
+			strstr(error.text, TICKET) != NULL))
 		abort();
 	return 0;
 }

@@ -30,7 +30,7 @@
 #define ASYNC_MAX      16384u
 #define FD             1000000 /* never opened */
 #define PREFIX_BYTES   128u
-#define FUZZ_TOKEN     "0123456789abcdef0123456789abcdef"
+#define FUZZ_TICKET    "0123456789abcdef0123456789abcdef"
 #define MUTATION_BYTES 600u
 
 /* The first byte. */
@@ -371,11 +371,13 @@ static const struct iswi_nbd_backend async_backend = {
 
 static struct iswi_lease *make_lease(uint32_t slots, uint32_t mapped)
 {
-	char token[ISW_TOKEN_TEXT_BYTES];
+	const struct isw_ticket_config any_number = {.uses = UINT32_MAX};
+	char ticket[ISW_TICKET_TEXT_BYTES];
 	uint64_t lease, generation;
 	uint32_t slot;
 
-	MUST(isw_store_lease_create(fuzz.store, slots, token, &lease, NULL) == 0);
+	MUST(isw_store_lease_create(fuzz.store, slots, &lease, NULL) == 0);
+	MUST(isw_store_ticket(fuzz.store, lease, &any_number, ticket) == 0);
 	for (uint32_t i = 0; i < mapped; i++)
 		MUST(isw_store_map(fuzz.store, lease, 0, &slot, &generation) == 0);
 	return iswi_lease_find(fuzz.store, lease);
@@ -402,7 +404,7 @@ static void set_up_store(void)
 	for (unsigned i = 0; i < NEIGHBOURS; i++)
 		memset(neighbour->slots[i].memory, CANARY, SLAB_BYTES);
 	/* A saved input must work again in another process. */
-	memcpy(fuzz.lease->token, FUZZ_TOKEN, ISW_TOKEN_TEXT_BYTES);
+	memcpy(fuzz.lease->tickets[0].text, FUZZ_TICKET, ISW_TICKET_TEXT_BYTES);
 }
 
 static void set_up_async(void)
@@ -439,24 +441,24 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 
 static void put_prefix(struct stream *stream, unsigned choices)
 {
-	const char *token = (choices & CHOOSE_ASYNC) != 0 ? "" : FUZZ_TOKEN;
-	uint32_t token_bytes = (uint32_t)strlen(token);
+	const char *ticket = (choices & CHOOSE_ASYNC) != 0 ? "" : FUZZ_TICKET;
+	uint32_t ticket_bytes = (uint32_t)strlen(ticket);
 	uint8_t *at = stream->prefix;
 
 	nbd_put32(at, NBD_FLAG_FIXED_NEWSTYLE |
 			      ((choices & CHOOSE_NO_ZEROES) != 0 ? NBD_FLAG_NO_ZEROES : 0));
 	at += 4;
 	if ((choices & CHOOSE_EXPORT_NAME) != 0) {
-		nbd_put_option(at, NBD_OPT_EXPORT_NAME, token_bytes);
+		nbd_put_option(at, NBD_OPT_EXPORT_NAME, ticket_bytes);
 		at += NBD_OPTION_HEADER_BYTES;
-		memcpy(at, token, token_bytes);
-		at += token_bytes;
+		memcpy(at, ticket, ticket_bytes);
+		at += ticket_bytes;
 	} else {
-		nbd_put_option(at, NBD_OPT_GO, 6 + token_bytes);
+		nbd_put_option(at, NBD_OPT_GO, 6 + ticket_bytes);
 		at += NBD_OPTION_HEADER_BYTES;
-		nbd_put32(at, token_bytes);
-		memcpy(at + 4, token, token_bytes);
-		at += 4 + token_bytes;
+		nbd_put32(at, ticket_bytes);
+		memcpy(at + 4, ticket, ticket_bytes);
+		at += 4 + ticket_bytes;
 		nbd_put16(at, 0);
 		at += 2;
 	}
@@ -557,14 +559,14 @@ static size_t make_request(uint8_t *to, uint32_t *random)
 
 static size_t make_option(uint8_t *to, uint32_t *random)
 {
-	uint32_t name_bytes = next_random(random) % 2 == 0 ? ISWI_TOKEN_BYTES : 0;
+	uint32_t name_bytes = next_random(random) % 2 == 0 ? ISWI_TICKET_BYTES : 0;
 	uint32_t number = next_random(random) % 12, length = 6 + name_bytes;
 
 	if (next_random(random) % 4 == 0)
 		length = (uint32_t)some_number(random);
 	nbd_put_option(to, number, length);
 	nbd_put32(to + 16, name_bytes);
-	memcpy(to + 20, FUZZ_TOKEN, name_bytes);
+	memcpy(to + 20, FUZZ_TICKET, name_bytes);
 	nbd_put16(to + 20 + name_bytes, 0);
 	return NBD_OPTION_HEADER_BYTES + 6 + name_bytes;
 }

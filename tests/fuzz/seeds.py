@@ -11,7 +11,7 @@ from typing import Final
 
 from infiniswap.control import messages as m
 
-TOKEN: Final = b"0123456789abcdef0123456789abcdef"
+TICKET: Final = b"0123456789abcdef0123456789abcdef"
 """Of the export in fuzz_nbd_server.c."""
 
 OPTION_MAGIC: Final = 0x49484156454F5054
@@ -40,7 +40,7 @@ def _request(command: int, offset: int = 0, length: int = 0, flags: int = 0) -> 
 def nbd_server() -> Iterator[bytes]:
     """A byte of choices, a seed of sizes, what the client says."""
     flags = struct.pack(">I", 3)
-    for choices, name in ((0, TOKEN), (ASYNC, b"")):
+    for choices, name in ((0, TICKET), (ASYNC, b"")):
         for said in (
             b"",
             flags,
@@ -144,7 +144,7 @@ def control() -> Iterator[bytes]:
     )
     to_consumer: tuple[m.Message, ...] = (
         m.Challenge(version=2, versions=[2], nonce="0" * 64),
-        m.RenewAnswer(id=1, token="0" * 32, epoch=2, slots=[m.SlotInfo(0, 1, 2)]),
+        m.RenewAnswer(id=1, epoch=2, slots=[m.SlotInfo(0, 1, 2)]),
         m.RefusedAnswer(id=1, reason="quota", detail="x"),
         m.EvictRequest(id=1, lease=1, slot=0, generation=1, deadline_ms=1000),
         m.DrainNotice(draining=True),

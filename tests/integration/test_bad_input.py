@@ -56,10 +56,11 @@ async def neighbour(w: World) -> AsyncIterator[tuple[m.LeaseAnswer, m.MapAnswer]
     async with await w.session(identity=OTHER) as session:
         lease = await session.lease(1)
         slot = await session.map(lease.lease, 0)
+        (ticket,) = await session.tickets(lease.lease, 0, 1)
         yield lease, slot
         again = await session.map(lease.lease, 0)
         assert (again.slot, again.generation) == (slot.slot, slot.generation)
-        assert w.store.token(lease.lease) == lease.token
+        assert w.store.tickets(lease.lease) == {0: ticket}
 
 
 @pytest.mark.parametrize("version", [0, max(m.VERSIONS) + 5])

@@ -88,7 +88,8 @@ async def test_a_session_leases_maps_and_gives_back() -> None:
         assert 0.0 <= memory.used_share <= 1.0
         lease = await session.lease(4)
         assert lease.export_bytes == 4 * MIB
-        assert lease.token == w.store.token(lease.lease)
+        tickets = await session.tickets(lease.lease, 0, 2)
+        assert w.store.tickets(lease.lease) == dict(enumerate(tickets))
         first, second = await session.map(lease.lease, 17), await session.map(lease.lease, 3)
         assert {first.slot, second.slot} == {0, 1}
         await session.unmap(lease.lease, first.slot, first.generation)
@@ -150,20 +151,46 @@ async def test_a_release_that_takes_long_disturbs_nobody() -> None:
 # --------------------------------------------------------------- lost sessions, leases
 
 
-async def test_a_lease_is_reclaimed_within_its_grace_and_the_old_token_is_dead() -> None:
+async def test_a_lease_is_reclaimed_within_its_grace_and_old_tickets_are_dead() -> None:
     async with world(daemon__lease_grace_s=30) as w:
         first = await w.session()
         lease = await first.lease(4)
         slot = await first.map(lease.lease, 9)
+        await first.tickets(lease.lease, 0, 2)
         await first.close()
         async with await w.session() as second:
             assert second.welcome.incarnation == first.welcome.incarnation
             renewed = await second.renew(lease.lease, lease.reclaim, lease.epoch)
             assert renewed.epoch == lease.epoch + 1
-            assert renewed.token != lease.token
-            assert renewed.token == w.store.token(lease.lease)
+            assert not w.store.tickets(lease.lease)
             assert renewed.slots == [m.SlotInfo(slot.slot, slot.generation, 9)]
             await second.map(lease.lease, 10)
+
+
+async def test_tickets_are_for_the_owner_of_the_lease_and_its_numbers() -> None:
+    async with world() as w, await w.session() as session:
+        lease = (await session.lease(2)).lease
+        first = await session.tickets(lease, 30, 2)
+        assert await refusal(session.tickets(lease, 31, 2)) == m.REFUSED_QUOTA
+        assert await refusal(session.tickets(lease + 1, 0, 1)) == m.REFUSED_UNKNOWN_LEASE
+        later = await session.tickets(lease, 31, 1)
+        assert w.store.tickets(lease) == {30: first[0], 31: later[0]}
+        async with await w.session(identity=OTHER) as other:
+            assert await refusal(other.tickets(lease, 0, 1)) == m.REFUSED_UNKNOWN_LEASE
+            assert await refusal(other.lasting_ticket(lease, 1)) == m.REFUSED_UNKNOWN_LEASE
+        w.store.renewals_blocked = True
+        assert await refusal(session.tickets(lease, 0, 1)) == m.REFUSED_BUSY
+
+
+async def test_a_lasting_ticket_ends_with_the_session() -> None:
+    async with world(daemon__lease_grace_s=30) as w:
+        session = await w.session()
+        lease = (await session.lease(1)).lease
+        (once,) = await session.tickets(lease, 0, 1)
+        lasting = await session.lasting_ticket(lease, 8)
+        assert w.store.tickets(lease) == {0: once, m.TICKET_NUMBERS: lasting}
+        await session.close()
+        await until(lambda: w.store.tickets(lease) == {0: once})
 
 
 async def test_a_renewal_that_cannot_fence_grants_nothing() -> None:
@@ -176,7 +203,7 @@ async def test_a_renewal_that_cannot_fence_grants_nothing() -> None:
             request = second.renew(lease.lease, lease.reclaim, lease.epoch)
             assert await refusal(request) == m.REFUSED_BUSY
             w.store.renewals_blocked = False
-            assert (await second.renew(lease.lease, lease.reclaim, lease.epoch)).token
+            assert (await second.renew(lease.lease, lease.reclaim, lease.epoch)).epoch == 2
 
 
 async def test_a_data_connection_alone_keeps_the_lease_for_an_hour_at_most() -> None:
@@ -650,10 +677,11 @@ async def test_status_shows_leases_and_no_secrets() -> None:
     async with world() as w, await w.session() as session:
         lease = await session.lease(2)
         await session.map(lease.lease, 0)
+        (ticket,) = await session.tickets(lease.lease, 0, 1)
         told = await fetch_status(w.address, client_config())
         assert told.control_port == w.address.port
         assert [(entry.device_name, entry.slots_mapped) for entry in told.leases] == [("swap0", 1)]
         assert told.pool.slabs_mapped == 1
         text = m.encode(told).decode()
-        assert lease.token not in text
+        assert ticket not in text
         assert lease.reclaim not in text

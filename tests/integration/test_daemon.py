@@ -156,7 +156,7 @@ def test_plain_tcp_on_other_addresses_is_warned_about(cluster: Cluster, secret_f
     # Loopback addresses get no warning; the last --listen counts.
     secret = ("--secret-file", str(secret_file))
     running = start(cluster, "--listen", "0.0.0.0:0", *secret)
-    assert "can be read" in running.log
+    assert "can read them" in running.log
     assert "serving" in cluster.ok("status", "--donors", running.address, *secret)
     row = cluster.donor_row(running)
     assert not row["reachable"]

@@ -22,7 +22,7 @@ import pytest
 from msgspec.structs import replace
 from support.devices.cluster import SLAB, WAIT_S, Cluster, Device, run, until
 from support.devices.copied import Copied
-from support.donors.announcements import announcement, topic
+from support.donors.announcements import announcement, fresh, topic, withdrawn
 from support.donors.broker import PATH, Broker
 from support.donors.donor_world import KEYS
 
@@ -38,6 +38,7 @@ from infiniswap.discovery.announcer import Announcer
 from infiniswap.discovery.broker import BrokerError, connected
 from infiniswap.discovery.directory import Directory
 from infiniswap.discovery.listener import Listener
+from infiniswap.keys import Keys, announcement_keys
 from infiniswap.units import MIB
 
 pytestmark = [pytest.mark.requires_native, pytest.mark.requires_tool("nbdcopy")]
@@ -145,10 +146,12 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     assert (done.returncode, "no donor is named or announced" in done.stderr) == (6, True)
     # A broker full of what is no announcement, as anybody who may write to it can make it.
     junk = "infiniswap/default/donors/00000000-0000-0000-0000-00000000000#/000000000000000#"
-    broker.retain(junk, b"junk", b'{"schema": 2, "body": {}}', b"x" * 9000, b"\xff" * 20)
+    broker.retain(junk, b"junk", b'{"schema": 3, "body": {}}', b"x" * 9000, b"\xff" * 20)
     broker.retain("infiniswap/default/donors/#/#", *[os.urandom(64) for _ in range(2000)])
     other = on_loopback(cluster="default", addresses=["10.255.255.1:1"], slab_bytes=SLAB)
-    broker.retain(topic(other), encode(replace(other, cluster="elsewhere"), KEYS.announcement))
+    broker.retain(
+        topic(other), encode(fresh(replace(other, cluster="elsewhere")), KEYS.announcement)
+    )
     small, peers = cluster.donor(pool=str(SLAB)), cluster.root / "peers"
     peers.write_text("# nobody yet\n")
     device = start(cluster, INFINISWAP_CLUSTER_PEERS_FILE=str(peers))
@@ -160,7 +163,7 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
         "degraded: 127.0.0.1:2: ",
         f"ok: broker {broker.address}: 1 donors are announced",
         f"ok: {small.address}",
-        "an announcement of schema 2; this release reads schema 1",
+        "an announcement of schema 3; this release reads schema 2",
         "9000 bytes; an announcement has 4096 most",
         "it is for the cluster 'elsewhere'",
         "the topic is none of a donor's",
@@ -186,14 +189,14 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
             for number, address in enumerate(addresses)
         ]
         for liar in liars:
-            broker.retain(topic(liar), encode(liar, KEYS.announcement))
+            broker.retain(topic(liar), encode(fresh(liar), KEYS.announcement))
         peers.write_text("127.0.0.1:2\n")
         nobody = {*addresses, "127.0.0.1:2"}
         until(lambda: nobody <= slabs(device).keys(), "hosts that are none")
         assert {k: v for k, v in slabs(device).items() if v} == {small.address: 1}
         assert until_mapped(device, data) == {small.address: 1, second.address: SLABS - 1}
         for liar in liars:
-            broker.retain(topic(liar), b"")
+            broker.retain(topic(liar), encode(withdrawn(liar), KEYS.announcement))
         peers.write_text("# nobody any more\n")
         until(lambda: not nobody & slabs(device).keys(), "hosts that are withdrawn")
     # It may have heard of them before it has said that the broker is back.
@@ -298,7 +301,9 @@ def test_credentials_and_certificates_are_checked_and_explained(
         broker.kill()
 
 
-def announcer(broker: Broker, made: Announcement, protocol: str) -> Announcer:
+def announcer(
+    broker: Broker, made: Announcement, protocol: str, keys_of: Keys | None = None
+) -> Announcer:
     """One that repeats nothing by itself while a test lasts."""
     keys = {"mqtt.announce_s": 3600.0, "mqtt.telemetry_s": 0.5, "mqtt.protocol": protocol}
     config = load(Path("/dev/null"), {**keys, "mqtt.broker": broker.address}, {})
@@ -315,10 +320,12 @@ def announcer(broker: Broker, made: Announcement, protocol: str) -> Announcer:
         draining=False,
     )
 
+    accepted = announcement_keys([] if keys_of is None else [keys_of])
+
     async def make(_local: str, session: str) -> Announcement:
         return replace(made, session=session)
 
-    return Announcer(config.mqtt, None, make, lambda: figures, Random())
+    return Announcer(config.mqtt, lambda: accepted, make, lambda: figures, Random())
 
 
 async def eventually(condition: Callable[[], object]) -> None:
@@ -345,7 +352,7 @@ async def test_two_daemons_with_one_identity_are_told_and_leftovers_are_cleared(
     )
     where = f"infiniswap/default/donors/{gone.donor_id}/{gone.session}"
     await asyncio.to_thread(broker.retain, where, encode(gone, None))
-    directory = Directory("default", None, loopback_ok=True)
+    directory = Directory("default", (), loopback_ok=True)
     keys = {"mqtt.broker": broker.address, "mqtt.protocol": "3.1.1"}
     config = load(Path("/dev/null"), keys, {})
     seen: list[set[str]] = []
@@ -396,12 +403,46 @@ async def test_two_daemons_with_one_identity_are_told_and_leftovers_are_cleared(
         await asyncio.wait(tasks)
 
 
+@pytest.mark.requires_tool("mosquitto")
+async def test_who_is_withdrawn_by_a_recorded_will_comes_back_in_another_session(
+    broker: Broker,
+) -> None:
+    directory = Directory("default", announcement_keys([KEYS]), loopback_ok=True)
+    config = load(Path("/dev/null"), {"mqtt.broker": broker.address}, {})
+    listener = Listener(config.mqtt, "default", directory, Random())
+    one = announcer(broker, on_loopback(addresses=["127.0.0.1:1"]), "5", KEYS)
+    tasks = [asyncio.create_task(run) for run in (one.run(), listener.run())]
+
+    def sessions() -> list[str]:
+        return [donor.session for donor in directory.donors()]
+
+    try:
+        await eventually(sessions)
+        (first,) = directory.donors()
+        will = encode(withdrawn(first), KEYS.announcement)
+        await asyncio.to_thread(broker.retain, topic(first), will)
+        await eventually(lambda: sessions() not in ([], [first.session]))
+        (second,) = sessions()
+        # What was recorded of the former session does not bring it back.
+        old = encode(fresh(first), KEYS.announcement)
+        await asyncio.to_thread(broker.retain, topic(first), old)
+        await eventually(lambda: directory.ignored["sequence"])
+        assert sessions() == [second]
+        # It ends in order, and withdraws itself.
+        tasks[0].cancel()
+        await eventually(lambda: not sessions())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
 async def listen_once(server: asyncio.Server, **keys: object) -> None:
     """As a device does, to the broker that a test plays."""
     port = server.sockets[0].getsockname()[1]
     keys = {f"mqtt.{key}": value for key, value in keys.items()}
     config = load(Path("/dev/null"), {**keys, "mqtt.broker": f"127.0.0.1:{port}"}, {})
-    await Listener(config.mqtt, "default", Directory("default", None), Random()).once()
+    await Listener(config.mqtt, "default", Directory("default", ()), Random()).once()
 
 
 async def test_an_older_broker_is_spoken_to_in_its_version_and_a_liar_is_explained() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.devices import nbd_bytes as nbd
 from support.devices.cluster import until
-from support.donors.lent_store import LentStore, lent_store
+from support.donors.lent_store import MANY, LentStore, lent_store
 
 pytestmark = pytest.mark.requires_native
 
@@ -26,10 +26,10 @@ SHORT_MS = 1000
 """A deadline that tests wait for, and that good neighbours keep on a slow machine, too."""
 
 
-def opened(lent: LentStore, host: str = "127.0.0.1", token: str = "") -> socket.socket:
+def opened(lent: LentStore, host: str = "127.0.0.1", ticket: str = "") -> socket.socket:
     """A connection past GO."""
     client = lent.dial(host)
-    assert nbd.open_export(client, token or lent.token) == nbd.ACK
+    assert nbd.open_export(client, ticket or lent.ticket) == nbd.ACK
     return client
 
 
@@ -156,34 +156,35 @@ def test_connections_that_say_nothing_make_room_at_their_deadline() -> None:
 
 @pytest.fixture
 def two_leases() -> Iterator[tuple[LentStore, str, bytes]]:
-    """A store with a lease of ours, a neighbour's token, and the bytes in its slab."""
+    """A store with a lease of ours, a neighbour's ticket, and the bytes in its slab."""
     with lent_store(slab_bytes=SLAB, slots=3, slabs_max=4) as lent:
         lent.store.preallocate()
         lent.store.preallocate()
         neighbour = lent.store.lease_create(3)
-        assert lent.store.map(neighbour.lease, 0) is not None
+        ticket = lent.store.ticket(neighbour, 0, uses=MANY)
+        assert lent.store.map(neighbour, 0) is not None
         secret = os.urandom(SLAB)
-        with opened(lent, token=neighbour.token) as owner:
+        with opened(lent, ticket=ticket) as owner:
             assert nbd.write(owner, 0, secret) == 0
-        yield lent, neighbour.token, secret
+        yield lent, ticket, secret
 
 
-def test_no_name_but_the_token_opens_an_export(two_leases: tuple[LentStore, str, bytes]) -> None:
-    lent, token, _ = two_leases
+def test_no_name_but_a_ticket_opens_an_export(two_leases: tuple[LentStore, str, bytes]) -> None:
+    lent, ticket, _ = two_leases
     wrong = [
         "",
-        token[:-1],
-        token + "0",
-        token + "\0",
-        token.upper() if token != token.upper() else token.lower() + " ",
-        token[::-1] if token != token[::-1] else "x" * 32,
-        " " + token[1:],
+        ticket[:-1],
+        ticket + "0",
+        ticket + "\0",
+        ticket.upper() if ticket != ticket.upper() else ticket.lower() + " ",
+        ticket[::-1] if ticket != ticket[::-1] else "x" * 32,
+        " " + ticket[1:],
         "\0" * 32,
         "0" * 32,
-        lent.token[:16] + token[16:],
+        lent.ticket[:16] + ticket[16:],
         "default",
-        "/" + token,
-        "../" + token,
+        "/" + ticket,
+        "../" + ticket,
         "x" * 4096,
     ]
     with lent.dial() as client:
@@ -202,7 +203,7 @@ def test_no_name_but_the_token_opens_an_export(two_leases: tuple[LentStore, str,
 
 
 def test_no_offset_reaches_a_neighbour(two_leases: tuple[LentStore, str, bytes]) -> None:
-    lent, token, secret = two_leases
+    lent, ticket, secret = two_leases
     with opened(lent) as client:
         # Its own slots hold zeros; whatever else there is must be an error.
         for offset in [
@@ -219,5 +220,5 @@ def test_no_offset_reaches_a_neighbour(two_leases: tuple[LentStore, str, bytes])
                 for command in (nbd.TRIM, nbd.ZEROES):
                     client.sendall(nbd.request(command, offset, 512, cookie=4))
                     assert nbd.reply(client)[0] in (nbd.EINVAL, nbd.EIO, nbd.ENOSPC)
-    with opened(lent, token=token) as owner:
+    with opened(lent, ticket=ticket) as owner:
         assert nbd.read(owner, 0, SLAB) == secret

@@ -265,7 +265,8 @@ async def test_nothing_that_is_said_is_on_the_wire_in_plain_text(
     ):
         async with await connect(splice.address, IDENTITY, client_config(), Handler()) as session:
             lease = await session.lease(1)
-            said += [lease.token, lease.reclaim, session.welcome.incarnation]
+            said += [lease.reclaim, session.welcome.incarnation]
+            said += await session.tickets(lease.lease, 0, 1)
             await session.map(lease.lease, 0)
         status = await fetch_status(splice.address, client_config())
         said += [status.donor_id, IDENTITY.device_id]
@@ -273,7 +274,7 @@ async def test_nothing_that_is_said_is_on_the_wire_in_plain_text(
         assert w.donor.service.drain.is_active
     assert splice.seen[0] == FIRST_BYTE
     assert len(said) >= 4 * 2 + 5
-    said += [m.SESSION_PATH, m.STATUS_PATH, m.DRAIN_PATH, "Authorization", "token", "proof"]
+    said += [m.SESSION_PATH, m.STATUS_PATH, m.DRAIN_PATH, "Authorization", "ticket", "proof"]
     for text in said:
         assert text.encode() not in splice.seen, text
         assert len(text) < 32 or bytes.fromhex(text.replace("-", "")) not in splice.seen, text

@@ -149,7 +149,7 @@ def test_every_recorded_frame_is_still_understood(version: int) -> None:
 
 # ------------------------------------------------------------------ an older consumer
 
-RANDOM = re.compile(r"nonce|proof|donor_id|incarnation|token|reclaim|software|detail|_share")
+RANDOM = re.compile(r"nonce|proof|donor_id|incarnation|ticket|reclaim|software|detail|_share")
 
 
 def same(live: Json, recorded: Json) -> None:
@@ -319,13 +319,15 @@ async def test_a_recorded_donor_is_used(version: int) -> None:
         assert session.welcome.incarnation == frames(said, "welcome")[0]["incarnation"]
         await session.memory()
         lease = await session.lease(4)
-        assert lease.token == frames(said, "lease_answer")[0]["token"]
+        given = [frame["tickets"] for frame in frames(said, "tickets_answer")]
+        assert await session.tickets(lease.lease, 0, 2) == given[0]
         first = await session.map(lease.lease, 17)
         assert (first.slot, first.generation) == (0, 1)
         assert await refusal(session.map(lease.lease + 7, 17)) == m.REFUSED_UNKNOWN_LEASE
         renewed = await session.renew(lease.lease, lease.reclaim, lease.epoch)
         assert renewed.slots == [m.SlotInfo(0, 1, 17)]
-        assert renewed.token == frames(said, "renew_answer")[0]["token"]
+        assert await session.tickets(lease.lease, 0, 1) == given[1]
+        assert [await session.lasting_ticket(lease.lease, 4)] == given[2]
         # It asks for the activity, evicts, drains and does so no more.
         await until(lambda: handler.drains == [True, False])
         assert handler.evicted == [(1, 0, 1)]

@@ -50,7 +50,7 @@ class World:
     def load(self, *args: str) -> Any:
         """Fills the device, then runs the load for a while."""
         argv = [str(self._directory / "isw-bench-engine-load"), *self._size]
-        argv += ["--port", str(self._told["port"]), "--token", self._told["token"]]
+        argv += ["--port", str(self._told["port"]), "--ticket", self._told["ticket"]]
         command = sanitizers.command(self._build, [*argv, "--ms", "1500", *args])
         done = ran(*command, env=sanitizers.ENV, wait_s=_WAIT_S)
         assert done.returncode == 0, done.stderr[-8000:]

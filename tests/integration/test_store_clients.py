@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.devices.cluster import run
 from support.devices.nbd_client import fio_verifies, nbdinfo
-from support.donors.lent_store import LentStore, lent_store
+from support.donors.lent_store import MANY, LentStore, lent_store
 
 from infiniswap.units import MIB
 
@@ -38,15 +38,16 @@ def test_nbdcopy_brings_back_what_it_has_copied_in(lent: LentStore, tmp_path: Pa
         lent.store.unmap(lent.lease, mapped.slot, mapped.generation, 1000)
         lent.store.scrub()
     full = lent.store.lease_create(4)
+    ticket = lent.store.ticket(full, 0, uses=MANY)
     for slab in range(4):
-        assert lent.store.map(full.lease, slab) is not None
-    uri = f"nbd://127.0.0.1:{lent.port}/{full.token}"
+        assert lent.store.map(full, slab) is not None
+    uri = f"nbd://127.0.0.1:{lent.port}/{ticket}"
     original, back = tmp_path / "in", tmp_path / "out"
     original.write_bytes(os.urandom(12 * MIB) + bytes(4 * MIB) + os.urandom(16 * MIB))
     run("nbdcopy", "--flush", "--connections=4", "--requests=16", original, uri)
     run("nbdcopy", "--connections=4", uri, back)
     assert back.read_bytes() == original.read_bytes()
-    stats = lent.store.lease_stats(full.lease)
+    stats = lent.store.lease_stats(full)
     assert stats.read_bytes >= 32 * MIB
 
 

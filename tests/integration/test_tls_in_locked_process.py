@@ -131,6 +131,7 @@ async def test_a_successor_looks_for_no_file_module_or_name(tmp_path: Path) -> N
 
 MANY_SESSIONS = """
 import asyncio, contextlib, re, sys
+from infiniswap.control.rate import Rate
 from support.donors.donor_world import world
 
 count = int(sys.argv[1])
@@ -142,7 +143,7 @@ def resident():
 
 
 async def main():
-    async with world() as w, contextlib.AsyncExitStack() as held:
+    async with world(tls_per_host=Rate(1000, 1000.0)) as w, contextlib.AsyncExitStack() as held:
         for _ in range(4):  # what is made once
             await held.enter_async_context(await w.session())
         before = resident()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from infiniswap.config import ClusterConfig, Config, DaemonConfig, PolicyConfig
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
+from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
 from infiniswap.control.tls import ServerTls
@@ -141,7 +142,8 @@ class SimDonor:
         limits = Limits(heartbeat_s=HEARTBEAT_S, missed_max=MISSED_MAX, send_s=2.0)
         tls = ServerTls(cast(Any, None), certificate_of(self.name))  # nothing listens on a port
         self.server = ControlServer(
-            self.service, ServerConfig(tls, KEYS, limits=limits, handshake_s=2.0)
+            self.service,
+            ServerConfig(tls, KeyRing(KEYS, None, clock), limits=limits, handshake_s=2.0),
         )
         harvester.evict = self.service.evict_some
         self.service.drain.restore()

@@ -25,9 +25,12 @@ class Connection:
         is_closed: ... unless the donor's end is closed.
     """
 
-    def __init__(self, engine: CoupledEngine, donor: str, remote: int, lease: StoreLease) -> None:
+    def __init__(
+        self, engine: CoupledEngine, config: RemoteConfig, remote: int, lease: StoreLease
+    ) -> None:
         self.engine = engine
-        self.donor = donor
+        self.queues = config.queues
+        self.donor = config.host
         self.remote = remote
         self.lease = lease
         self.is_current = True
@@ -85,22 +88,22 @@ class CoupledEngine(SimEngine):
 
     def _lease(self, config: RemoteConfig) -> StoreLease:
         store = self._dial(config)
-        found = [lease for lease in store.leases.values() if lease.token == config.token]
-        if not found or store.closed:
+        found = None if store.closed else store.use_tickets(config.tickets)
+        if found is None:
             raise EngineError("no such export", code=errno.ENOENT)
-        return found[0]
+        return found
 
     def remote_connect(self, config: RemoteConfig) -> int:
         lease = self._lease(config)
         remote = self.remote(config.queues, config.export_bytes // SLAB_BYTES)
-        self._bind(Connection(self, config.host, remote, lease))
+        self._bind(Connection(self, config, remote, lease))
         return remote
 
     def remote_reconnect(self, remote: int, config: RemoteConfig) -> None:
         lease = self._lease(config)
         self.send_held_back()
         self.sim_reconnect(remote)
-        self._bind(Connection(self, config.host, remote, lease))
+        self._bind(Connection(self, config, remote, lease))
 
     def _bind(self, connection: Connection) -> None:
         if old := self.connections.get(connection.remote):

@@ -37,7 +37,7 @@ class Faults:
             *(self.stall_data, self.crash, self.crash, self.restart, self.crash_and_keep),
             *(self.crash_and_keep, self.restart_and_keep, self.freeze_donor, self.freeze_device),
             *(self.kill_device, self.evict, self.evict, self.drain, self.squeeze, self.disk),
-            self.refuse,
+            *(self.refuse, self.steal),
         ]
         # Few kinds per seed: what is rare together with everything else is then common.
         self._kinds = self._rng.sample(kinds, self._rng.randrange(2, len(kinds)))
@@ -253,6 +253,13 @@ class Faults:
 
         refuse(0.5)
         self._for(("refuse", donor.name), lambda: refuse(0.0))
+
+    def steal(self) -> None:
+        """Somebody reads a donor's tickets, and uses some of them first."""
+        donor = self._donor()
+        store = donor.store
+        store.tickets_stolen_share = 0.5
+        self._for(("steal", donor.name), lambda: setattr(store, "tickets_stolen_share", 0.0))
 
     def disk(self) -> None:
         """A device's backup refuses writes and reads."""

@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from infiniswap.engine.binding import ffi
-from infiniswap.engine.store import LeaseStats, LeaseToken, MappedSlot, RestoredSlot
+from infiniswap.engine.store import LeaseStats, MappedSlot, RestoredSlot
 from infiniswap.errors import EngineError
 from infiniswap.rdma_address import RdmaEnd, RdmaKey
 from infiniswap.units import GIB, PAGE_BYTES
@@ -42,8 +42,9 @@ class Slot:
 class StoreLease:
     number: int
     slots_max: int
-    token: str
     epoch: int = 1
+    tickets: dict[int, str] = field(default_factory=dict)
+    """By the number of the connection; opened connections keep theirs."""
     slots: dict[int, Slot] = field(default_factory=dict)
     slot_next: int = 0
     forced: dict[int, list[Connection]] = field(default_factory=dict)
@@ -68,13 +69,15 @@ class SimStore:
     Args:
         world: told before a slot is emptied or filled.
         slabs_max: of the pool.
-        rng: tokens, and which renewals find connections that do not drain.
+        rng: tickets, which of them are stolen, and which renewals find connections that do not
+            drain.
         files: what a predecessor has left.
     """
 
     def __init__(self, world: World, slabs_max: int, rng: Random, files: Files) -> None:
         self.slabs_max = slabs_max
         self.renewals_fail_share = 0.0
+        self.tickets_stolen_share = 0.0
         self.refuse_memory = False
         self.closed = False
         self.leases: dict[int, StoreLease] = {}
@@ -152,9 +155,9 @@ class SimStore:
         return []
 
     def lease_restore(self, lease: int, slots_max: int, epoch: int) -> list[RestoredSlot]:
-        """A lease of before; its token is no one's."""
+        """A lease of before; it has no tickets."""
         slots = self._orphans.pop(lease, {})
-        self.leases[lease] = StoreLease(lease, slots_max, "", epoch, slots)
+        self.leases[lease] = StoreLease(lease, slots_max, epoch, slots=slots)
         return [RestoredSlot(n, slot.generation, slot.slab) for n, slot in slots.items()]
 
     def restored(self) -> None:
@@ -165,24 +168,46 @@ class SimStore:
 
     # ---------------------------------------------------------------------- leases
 
-    def _token(self) -> str:
-        return f"{self._rng.getrandbits(128):032x}"
-
-    def lease_create(self, slots_max: int) -> LeaseToken:
+    def lease_create(self, slots_max: int) -> int:
         self._last_lease += 1
-        entry = StoreLease(self._last_lease, slots_max, self._token())
+        entry = StoreLease(self._last_lease, slots_max)
         self.leases[entry.number] = entry
-        return LeaseToken(entry.number, entry.token)
+        return entry.number
 
-    def lease_renew(self, lease: int, wait_ms_max: int) -> str:
-        """Closes the old connections, then makes a fresh token."""
+    def lease_renew(self, lease: int, wait_ms_max: int) -> None:
+        """Closes the old connections; every ticket is dead."""
         entry = self._find(lease)
         if self._rng.random() < self.renewals_fail_share:
             raise EngineError("connections are still open", code=errno.ETIMEDOUT)
         self._cut(entry)
         entry.epoch += 1
-        entry.token = self._token()
-        return entry.token
+        entry.tickets.clear()
+
+    def ticket(
+        self, lease: int, number: int, *, uses: int = 1, good_ms: int = 0, wait_ms_max: int = 0
+    ) -> str:
+        """Ends the connections that the number's earlier ticket has opened. How long it is good is
+        of no interest here: whoever connects does so at once, or loses it."""
+        entry = self._find(lease)
+        self.ticket_end(lease, number)
+        entry.tickets[number] = f"{self._rng.getrandbits(128):032x}"
+        return entry.tickets[number]
+
+    def ticket_end(self, lease: int, number: int) -> None:
+        entry = self._find(lease)
+        entry.tickets.pop(number, None)
+        self._cut(entry, number)
+
+    def use_tickets(self, tickets: Sequence[str]) -> StoreLease | None:
+        """What the tickets open, once."""
+        for entry in self.leases.values():
+            numbers = [n for n, ticket in entry.tickets.items() if ticket in tickets]
+            if len(numbers) == len(tickets):
+                for number in numbers:
+                    del entry.tickets[number]
+                is_stolen = self._rng.random() < self.tickets_stolen_share
+                return None if is_stolen else entry
+        return None
 
     def lease_destroy(self, lease: int) -> None:
         """Closes the connections; every slab is dirty."""
@@ -197,10 +222,11 @@ class SimStore:
         count = len(entry.connections)
         return LeaseStats(entry.epoch, entry.slots_max, len(entry.slots), count, 0, 0)
 
-    def _cut(self, entry: StoreLease) -> None:
-        for connection in entry.connections:
+    def _cut(self, entry: StoreLease, number: int | None = None) -> None:
+        """All, or those of a ticket's number: a connection here stands for a device's whole set."""
+        for connection in [c for c in entry.connections if number is None or number < c.queues]:
             connection.closed_by_donor()
-        entry.connections = []
+            entry.connections.remove(connection)
 
     # ----------------------------------------------------------------------- slots
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import socket
 import threading
 from collections import Counter
@@ -18,15 +19,19 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from support.configs import configured
-from support.donors.announcements import announcement, topic
+from support.donors.announcements import announcement, topic, withdrawn
 from support.machine.virtual_time import in_virtual_time
 
 from infiniswap.cli.config.paths import check_discovery
 from infiniswap.config import Config, MqttConfig
+from infiniswap.control.key_ring import KeyRing
 from infiniswap.discovery.announcement import (
     ADDRESSES_MAX,
     ANNOUNCEMENT_BYTES_MAX,
+    CLOCK_S_MAX,
+    LIVES,
     REASONS,
     Announcement,
     NotOursError,
@@ -43,6 +48,7 @@ from infiniswap.donor.rdma import DonorRdma
 from infiniswap.engine import native_rdma
 from infiniswap.engine.rdma import RdmaGid, RdmaPort
 from infiniswap.errors import ConfigError, EngineError
+from infiniswap.keys import derive
 from infiniswap.policy.retry import Backoff, Complaints
 from infiniswap.secret import read_password
 from infiniswap.units import GIB, MIB, HostPort
@@ -67,11 +73,11 @@ def test_an_announcement_survives_the_journey(
     made = announcement(name=name, addresses=[str(HostPort(h, 9400)) for h in hosts], **values)
     message = encode(made, secret)
     assert len(message) <= ANNOUNCEMENT_BYTES_MAX
-    assert decode(TOPIC, message, secret, "default") == made
+    assert decode(TOPIC, message, () if secret is None else (secret,), "default") == made
     # A later release says more.
     body = {**msgspec.json.decode(msgspec.json.encode(made)), "colour": "blue"}
     message = msgspec.json.encode({**msgspec.json.decode(message), "body": body, "more": 1})
-    assert decode(TOPIC, message, None, "default") == made
+    assert decode(TOPIC, message, (), "default") == made
 
 
 def test_the_longest_that_a_daemon_may_say_is_not_oversized() -> None:
@@ -84,7 +90,7 @@ def test_the_longest_that_a_daemon_may_say_is_not_oversized() -> None:
 def test_junk_is_told_from_an_announcement(payload: bytes, authenticated: bool) -> None:
     made = announcement()
     with pytest.raises(NotOursError) as caught:
-        decode(topic(made), payload, SECRET if authenticated else None, "default")
+        decode(topic(made), payload, (SECRET,) if authenticated else (), "default")
     assert caught.value.reason in REASONS
     assert str(caught.value).isprintable()
 
@@ -97,7 +103,7 @@ def test_a_changed_byte_is_not_believed(data: st.DataObject) -> None:
     message[place] = data.draw(st.integers(0, 255))
     # Outside of the body a change may say the same, as a blank does for JSON.
     with contextlib.suppress(NotOursError):
-        assert decode(topic(made), bytes(message), SECRET, "default") == made
+        assert decode(topic(made), bytes(message), (SECRET,), "default") == made
 
 
 @pytest.mark.parametrize(
@@ -106,8 +112,8 @@ def test_a_changed_byte_is_not_believed(data: st.DataObject) -> None:
         ("oversized", TOPIC, b"x" * (ANNOUNCEMENT_BYTES_MAX + 1), "4097 bytes"),
         ("junk", "infiniswap/default/donors/x/y", b"{}", "the topic is none"),
         ("junk", TOPIC, b"{}", "no announcement"),
-        ("junk", TOPIC, b'{"schema":1,"body":7}', "no announcement"),
-        ("schema", TOPIC, b'{"schema":2,"body":{}}', "schema 2; this release"),
+        ("junk", TOPIC, b'{"schema":2,"body":7}', "no announcement"),
+        ("schema", TOPIC, b'{"schema":3,"body":{}}', "schema 3; this release"),
         ("cluster", TOPIC, encode(announcement(cluster="b"), None), "cluster 'b'"),
         ("junk", topic(announcement(2)), encode(announcement(), None), "another donor's"),
         ("junk", TOPIC, encode(announcement(addresses=["10.0.0.1:x"]), None), "not a port"),
@@ -117,7 +123,7 @@ def test_a_changed_byte_is_not_believed(data: st.DataObject) -> None:
 )
 def test_why_a_message_does_not_count(reason: str, where: str, message: bytes, words: str) -> None:
     with pytest.raises(NotOursError, match=words) as caught:
-        decode(where, message, SECRET if reason == "proof" else None, "default")
+        decode(where, message, (SECRET,) if reason == "proof" else (), "default")
     assert caught.value.reason == reason
 
 
@@ -130,38 +136,180 @@ def test_no_text_of_an_announcement_moves_the_terminal() -> None:
     ):
         made = announcement(addresses=[evil])
         with pytest.raises(NotOursError) as caught:
-            decode(topic(made), encode(made, None), None, "default")
+            decode(topic(made), encode(made, None), (), "default")
         assert caught.value.reason == "junk"
         assert str(caught.value).isprintable()
     made = announcement(name="evil\u200b\u00adname", software="\u061c1.0", transports=["\ufefftcp"])
-    found = decode(topic(made), encode(made, None), None, "default")
+    found = decode(topic(made), encode(made, None), (), "default")
+    assert isinstance(found, Announcement)
     for text in (found.name, found.software, *found.transports):
         assert text.isprintable()
 
 
+NOON_S = 1_900_000_000.0
+"""By the clock of the host that listens, when its monotonic one is at 0."""
+sequences = itertools.count(1)
+
+
+def signed(made: Announcement, now_s: float = 0.0, **changes: Any) -> bytes:
+    values = {"time_s": NOON_S + now_s, "sequence": next(sequences), **changes}
+    return encode(structs.replace(made, **values), SECRET)
+
+
 def take(directory: Directory, made: Announcement, now_s: float = 0.0) -> bool:
-    return directory.take(topic(made), encode(made, SECRET), now_s)
+    """One that was signed just now."""
+    return hear(directory, made, signed(made, now_s), now_s)
+
+
+def hear(
+    directory: Directory, made: Announcement, message: bytes, now_s: float = 0.0, **kept: bool
+) -> bool:
+    return directory.take(topic(made), message, now_s, NOON_S + now_s, **kept)
+
+
+def withdrawal(made: Announcement, secret: bytes | None = SECRET) -> bytes:
+    return encode(withdrawn(made), secret)
+
+
+def names_in(directory: Directory) -> list[str]:
+    return [donor.name for donor in directory.donors()]
 
 
 def test_a_directory_follows_the_broker() -> None:
-    directory = Directory("default", SECRET, slab_bytes=GIB)
+    directory = Directory("default", (SECRET,), slab_bytes=GIB)
     first, second = announcement(1), announcement(2)
     assert take(directory, first)
     assert take(directory, second)
     assert not take(directory, first, 1.0)
     assert directory.addresses() == (HostPort("10.0.0.1", 9400), HostPort("10.0.0.2", 9400))
-    assert directory.take(topic(second), b"", 1.0)
-    assert not directory.take(topic(second), b"", 1.0)
-    assert not directory.take("infiniswap/default/donors/no/body", b"", 1.0)
-    assert directory.donors() == (first,)
+    # What nobody has signed withdraws nobody.
+    assert not hear(directory, second, b"", 1.0)
+    with pytest.raises(NotOursError, match="without a cluster secret"):
+        hear(directory, second, withdrawal(second, None), 1.0)
+    assert names_in(directory) == ["h1", "h2"]
+    assert hear(directory, second, withdrawal(second), 1.0)
+    assert not hear(directory, second, withdrawal(second), 1.0)
+    assert names_in(directory) == ["h1"]
     # What does not count leaves what its topic said before.
     with pytest.raises(NotOursError):
-        directory.take(topic(first), b"junk", 2.0)
-    assert directory.donors() == (first,)
+        hear(directory, first, b"junk", 2.0)
+    assert names_in(directory) == ["h1"]
+
+
+def test_without_a_secret_announcements_and_withdrawals_are_hints() -> None:
+    directory = Directory("default", ())
+    made = announcement()
+    assert hear(directory, made, encode(made, None))
+    assert hear(directory, made, b"")
+    assert hear(directory, made, encode(made, None))
+    assert hear(directory, made, withdrawal(made, None))
+
+
+# ------------------------------------------------------------------------- recorded
+
+
+def test_a_recorded_announcement_is_not_believed_for_ever() -> None:
+    made = announcement(every_s=60.0)
+    recorded = signed(made)
+    oldest_s = LIVES * 60.0 + CLOCK_S_MAX
+    assert hear(Directory("default", (SECRET,)), made, recorded, oldest_s)
+    directory = Directory("default", (SECRET,))
+    with pytest.raises(NotOursError, match="it was signed 481 s ago by donor h1") as caught:
+        hear(directory, made, recorded, oldest_s + 1.0)
+    assert caught.value.reason == "old"
+    assert directory.ignored == {"old": 1}
+
+
+def test_a_recorded_announcement_does_not_come_after_a_later_one() -> None:
+    directory = Directory("default", (SECRET,))
+    made = announcement(addresses=["10.0.0.1:9400"])
+    recorded = signed(made)
+    moved = announcement(addresses=["10.9.9.9:9400"])
+    assert take(directory, moved, 1.0)
+    with pytest.raises(NotOursError, match="a later one of donor h1") as caught:
+        hear(directory, made, recorded, 2.0)
+    assert caught.value.reason == "sequence"
+    assert [str(address) for address in directory.addresses()] == ["10.9.9.9:9400"]
+
+
+def test_nothing_is_heard_of_a_session_that_was_withdrawn() -> None:
+    directory = Directory("default", (SECRET,))
+    made = announcement()
+    recorded = signed(made)
+    assert hear(directory, made, recorded)
+    assert hear(directory, made, withdrawal(made), 1.0)
+    for message in (recorded, signed(made, 2.0)):
+        with pytest.raises(NotOursError, match="was withdrawn"):
+            hear(directory, made, message, 2.0)
+    # The donor comes back in a session of its own. A recorded withdrawal is of the former one.
+    back = announcement(session="f" * 16)
+    assert take(directory, back, 3.0)
+    assert not hear(directory, made, withdrawal(made), 4.0)
+    assert names_in(directory) == ["h1"]
+    # What an earlier session said at the same address is no news, and no complaint either.
+    other = announcement(session="e" * 16)
+    assert not hear(directory, other, recorded_as(other, 0.5), 5.0)
+    assert directory.ignored == {"sequence": 2}
+
+
+def recorded_as(made: Announcement, now_s: float) -> bytes:
+    return signed(made, now_s, sequence=0)
+
+
+def test_the_same_again_keeps_nobody_alive() -> None:
+    """A broker gives again what it has kept; only the donor signs a later one."""
+    directory = Directory("default", (SECRET,))
+    made = announcement(every_s=60.0)
+    message = signed(made)
+    assert hear(directory, made, message)
+    for now_s in range(10, 181, 10):
+        assert not hear(directory, made, message, float(now_s), is_kept=True)
+        assert not directory.expire(float(now_s))
+    assert directory.expire(180.1)
+
+
+@pytest.mark.parametrize(
+    ("signed_s", "words"),
+    [(0.0, ""), (-20.0, ""), (20.0, ""), (-60.0, "60 s behind"), (299.0, "299 s ahead of")],
+)
+def test_clocks_that_differ_are_told_and_tolerated(signed_s: float, words: str) -> None:
+    directory = Directory("default", (SECRET,))
+    made = announcement()
+    assert hear(directory, made, signed(made, signed_s))
+    assert [words in sentence for sentence in directory.clocks()] == ([True] if words else [])
+    # What the broker has kept may be old.
+    assert hear(directory, announcement(2), signed(announcement(2), -100.0), is_kept=True)
+    assert len(directory.clocks()) == bool(words)
+
+
+def test_a_clock_that_is_far_ahead_is_not_believed() -> None:
+    directory = Directory("default", (SECRET,))
+    made = announcement()
+    with pytest.raises(NotOursError, match="301 s ahead of that of this host, and 300 s") as caught:
+        hear(directory, made, signed(made, 301.0))
+    assert caught.value.reason == "clock"
+
+
+def test_either_of_two_secrets_is_accepted() -> None:
+    other = b"another secret of that cluster"
+    for accepted in ((SECRET, other), (other, SECRET)):
+        directory = Directory("default", accepted)
+        assert take(directory, announcement())
+    with pytest.raises(NotOursError, match="another cluster secret"):
+        take(Directory("default", (other,)), announcement())
+
+
+def test_what_is_kept_in_mind_is_bounded() -> None:
+    directory = Directory("default", (SECRET,), hosts_max=4)
+    for number in range(1, 100):
+        made = announcement(number)
+        take(directory, made, float(number))
+        hear(directory, made, withdrawal(made), float(number))
+    assert len(directory._ended) == len(directory._sequences) == 4
 
 
 def test_whom_nobody_hears_any_more_is_forgotten_but_not_for_a_broker_that_was_away() -> None:
-    directory = Directory("default", SECRET)
+    directory = Directory("default", (SECRET,))
     take(directory, announcement(every_s=10.0))
     assert not directory.expire(30.0)
     directory.connected(1000.0)
@@ -179,7 +327,7 @@ def test_whom_nobody_hears_any_more_is_forgotten_but_not_for_a_broker_that_was_a
     ],
 )
 def test_donors_of_no_use_are_ignored_and_counted(reason: str, changes: dict[str, Any]) -> None:
-    directory = Directory("default", SECRET, slab_bytes=GIB)
+    directory = Directory("default", (SECRET,), slab_bytes=GIB)
     with pytest.raises(NotOursError, match="h1") as caught:
         take(directory, announcement(**changes))
     assert caught.value.reason == reason
@@ -188,7 +336,7 @@ def test_donors_of_no_use_are_ignored_and_counted(reason: str, changes: dict[str
 
 
 def test_a_flood_is_bounded_and_who_is_known_stays() -> None:
-    directory = Directory("default", SECRET, hosts_max=8)
+    directory = Directory("default", (SECRET,), hosts_max=8)
     for number in range(1, 101):
         with contextlib.suppress(NotOursError):
             take(directory, announcement(number))
@@ -198,7 +346,7 @@ def test_a_flood_is_bounded_and_who_is_known_stays() -> None:
 
 
 def test_two_daemons_with_one_identity_are_told_and_both_used() -> None:
-    directory = Directory("default", SECRET)
+    directory = Directory("default", (SECRET,))
     take(directory, announcement(1))
     take(directory, announcement(2, donor_id=announcement(1).donor_id))
     # A restarted daemon is no second one.
@@ -311,7 +459,7 @@ async def test_a_donor_announces_rdma_while_a_device_could_get_it(
     nothing = cast(Any, None)
     rdma = DonorRdma(nothing, nothing, nothing, Counter(), True)
     service = cast(Any, SimpleNamespace(status=lambda: status, transports=(rdma,)))
-    announcer = make_announcer(load(), service, None)
+    announcer = make_announcer(load(), service, KeyRing(derive(b"x"), None, lambda: 0.0))
 
     async def transports() -> list[str]:
         return (await announcer._make("10.0.0.1", "0" * 16)).transports
@@ -378,7 +526,7 @@ def test_config_check_looks_at_the_files_of_discovery(tmp_path: Path) -> None:
 
 @in_virtual_time
 async def test_a_listener_that_has_heard_everybody_wakes_up_once_a_second() -> None:
-    listener = Listener(MqttConfig(), "default", Directory("default", None), Random(1))
+    listener = Listener(MqttConfig(), "default", Directory("default", ()), Random(1))
     assert listener._pause_s() == pytest.approx(0.1)
     listener.is_settled = True
     assert listener._pause_s() == pytest.approx(1.0)

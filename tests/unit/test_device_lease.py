@@ -21,7 +21,7 @@ from infiniswap.device.slabs.after_take_over import restore_links
 from infiniswap.errors import ProtocolMismatchError
 from infiniswap.units import MIB, HostPort
 
-_LEASE = HeldLease(7, "ab" * 16, 3, "cd" * 16, 1 << 40, "ef" * 16, "10.0.0.2")
+_LEASE = HeldLease(7, "ab" * 16, 3, 1 << 40, "ef" * 16, "10.0.0.2")
 _ADDRESS = HostPort("donor.example", 9400)
 
 
@@ -32,7 +32,6 @@ async def test_a_lease_of_another_size_than_was_asked_for_is_refused(export_byte
         return LeaseAnswer(
             id=0,
             lease=7,
-            token="0" * 32,
             epoch=1,
             reclaim="1" * 32,
             export_bytes=export_bytes,
@@ -44,24 +43,24 @@ async def test_a_lease_of_another_size_than_was_asked_for_is_refused(export_byte
         await new_lease(cast(Any, session), 1, MIB)
 
 
-def test_a_record_has_all_but_the_token() -> None:
+def test_a_record_has_all_of_the_lease() -> None:
     known = decode_record(encode_record(_ADDRESS, _LEASE))
     assert known is not None
     address, lease = known
     assert address == _ADDRESS
-    assert lease == HeldLease(7, "ab" * 16, 3, "", 1 << 40, "ef" * 16, "10.0.0.2")
+    assert lease == HeldLease(7, "ab" * 16, 3, 1 << 40, "ef" * 16, "10.0.0.2")
 
 
 def test_a_record_of_a_release_that_kept_names_only_is_read() -> None:
     old = ["donor.example", 9400, 7, "ab" * 16, 3, 1 << 40, "ef" * 16]
     assert decode_record(msgspec.msgpack.encode(old)) == (
         _ADDRESS,
-        HeldLease(7, "ab" * 16, 3, "", 1 << 40, "ef" * 16),
+        HeldLease(7, "ab" * 16, 3, 1 << 40, "ef" * 16),
     )
 
 
 def test_the_longest_record_fits() -> None:
-    lease = HeldLease(2**64 - 1, "ab" * 16, 2**64 - 1, "", 2**64 - 1, "ef" * 16, "f" * 45)
+    lease = HeldLease(2**64 - 1, "ab" * 16, 2**64 - 1, 2**64 - 1, "ef" * 16, "f" * 45)
     assert len(encode_record(HostPort("h" * 255, 65535), lease)) <= 512
 
 

@@ -55,7 +55,10 @@ class Session:
     async def renew(self, lease: int, reclaim: str, epoch: int) -> Any:
         self._may_refuse()
         slot = SimpleNamespace(slot=PLACE.slot, generation=PLACE.generation)
-        return SimpleNamespace(token="", epoch=epoch + 1, slots=[slot])
+        return SimpleNamespace(epoch=epoch + 1, slots=[slot])
+
+    async def tickets(self, lease: int, first: int, count: int) -> list[str]:
+        return ["0" * 32] * count
 
     async def unmap(self, lease: int, slot: int, generation: int) -> None:
         self._may_refuse()
@@ -150,7 +153,7 @@ def make() -> Iterator[Make]:
             ends = cast(Any, engine or Engine()), cast(Any, keeper or Keeper())
             link = DonorLink(HostPort("127.0.0.1", 1), *ends, config, executor)
             link.session.current = session
-            link.connections.lease = HeldLease(7, "", 1, "", MIB, "")
+            link.connections.lease = HeldLease(7, "", 1, MIB, "")
             link.connections.remote = 0
             link.mapped[0] = PLACE
             return link
@@ -208,7 +211,7 @@ async def test_a_slab_whose_drain_ends_when_nobody_waits_is_given_back(
     with pytest.raises(TimeoutError):
         await link.unmap(0, "refused")
     assert link.mapped
-    link.connections.lease = HeldLease(7, "", 2, "", MIB, incarnation)
+    link.connections.lease = HeldLease(7, "", 2, MIB, incarnation)
     keeper.end.set_result(None)
     for _ in range(3):
         await asyncio.sleep(0)

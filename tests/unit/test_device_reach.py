@@ -16,7 +16,7 @@ from infiniswap.device.donors.reach import reach
 from infiniswap.errors import NoDonorError
 
 OURS, OTHER = "ef" * 16, "01" * 16
-LEASE = HeldLease(7, "", 1, "", 1, OURS, peer="10.0.0.2")
+LEASE = HeldLease(7, "", 1, 1, OURS, peer="10.0.0.2")
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +217,7 @@ async def test_it_ends_where_both_ways_fail_by_turns(monkeypatch: pytest.MonkeyP
     [
         (None, "donor.example"),
         (LEASE, LEASE.peer),
-        (HeldLease(7, "", 1, "", 1, OURS), "donor.example"),
+        (HeldLease(7, "", 1, 1, OURS), "donor.example"),
     ],
 )
 async def test_with_one_way_only_it_is_the_only_one(lease: HeldLease | None, host: str) -> None:

@@ -58,7 +58,7 @@ async def test_figures_and_cache_are_read_in_one_call_as_often_as_memory_is_shor
 ) -> None:
     memory, executor = CountedMemory(available_bytes), AtOnce()
     store = FakeStore(StoreConfig(slab_bytes=MIB, slabs_max=4))
-    lease = store.lease_create(4).lease
+    lease = store.lease_create(4)
     for _ in range(4):  # there is something to give back
         store.preallocate()
         store.map(lease)

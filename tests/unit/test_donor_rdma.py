@@ -36,7 +36,7 @@ class Donor:
         self.table.session_opened(4)
         self.counters: Counter[str] = Counter()
         self.rdma = DonorRdma(self.store, self.table, at_once, self.counters, enabled, patience_s)
-        self.lease = self.store.lease_create(4).lease
+        self.lease = self.store.lease_create(4)
         self.table.grant(lease_record(self.lease, slots_max=4), 4, 0.0)
 
     def map(self) -> m.SlotInfo:

@@ -37,7 +37,7 @@ from infiniswap.engine.protocol import (
     SlabState,
     histogram_quantiles,
 )
-from infiniswap.engine.store import LeaseStats, StoreConfig
+from infiniswap.engine.store import TICKET_NUMBERS, LeaseStats, StoreConfig
 from infiniswap.errors import BackupError, ConflictError, EngineError
 from infiniswap.rdma_address import RdmaEnd, RdmaKey
 from infiniswap.units import MIB, PAGE_BYTES
@@ -132,19 +132,23 @@ def test_a_lease_from_slab_to_slot_and_back(store: NativeStore) -> None:
     store.preallocate()
     assert store.stats()["slabs_free"] == 2
     lease = store.lease_create(2)
-    assert re.fullmatch(r"[0-9a-f]{32}", lease.token)
-    slot = store.map(lease.lease)
+    assert re.fullmatch(r"[0-9a-f]{32}", store.ticket(lease, 0))
+    assert store.ticket(lease, TICKET_NUMBERS - 1)
+    with failing(errno.EINVAL):
+        store.ticket(lease, TICKET_NUMBERS)
+    store.ticket_end(lease, 0)
+    slot = store.map(lease)
     assert slot is not None
-    stats = store.lease_stats(lease.lease)
+    stats = store.lease_stats(lease)
     assert (stats.slots_mapped, stats.slots_max) == (1, 2)
-    store.unmap(lease.lease, slot.slot, slot.generation, 1000)
+    store.unmap(lease, slot.slot, slot.generation, 1000)
     assert store.stats()["slabs_dirty"] == 1
     assert store.scrub()
     assert not store.scrub()
     assert store.stats()["slabs_free"] == 2
-    store.lease_destroy(lease.lease)
+    store.lease_destroy(lease)
     assert [store.release_free() for _ in range(3)] == [True, True, False]
-    assert store.map(store.lease_create(1).lease) is None
+    assert store.map(store.lease_create(1)) is None
 
 
 def test_errors_carry_number_and_text(store: NativeStore) -> None:
@@ -155,10 +159,10 @@ def test_errors_carry_number_and_text(store: NativeStore) -> None:
     with failing(errno.ENOENT):
         store.lease_stats(4711)
     lease = store.lease_create(1)
-    slot = store.map(lease.lease)
+    slot = store.map(lease)
     assert slot is not None
     with failing(errno.ESTALE):
-        store.unmap(lease.lease, slot.slot, slot.generation + 1, 1000)
+        store.unmap(lease, slot.slot, slot.generation + 1, 1000)
     with failing(errno.EINVAL):
         NativeStore(StoreConfig(slab_bytes=PAGE_BYTES + 1, slabs_max=1))
 
@@ -224,7 +228,7 @@ def test_a_fresh_engine_is_empty(engine: NativeEngine) -> None:
 def test_an_unreachable_donor_is_named(engine: NativeEngine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    config = RemoteConfig("127.0.0.1", port, "0" * 32, SLAB_BYTES, connect_ms_max=1000)
+    config = RemoteConfig("127.0.0.1", port, ("0" * 32,) * 2, SLAB_BYTES, connect_ms_max=1000)
     with pytest.raises(EngineError, match=f"127.0.0.1 port {port}"):
         engine.remote_connect(config)
 
@@ -233,9 +237,11 @@ def test_store_and_engine_talk(store: NativeStore, engine: NativeEngine) -> None
     store.preallocate()
     lease = store.lease_create(2)
     port = store.listen("127.0.0.1", 0)
-    config = RemoteConfig("127.0.0.1", port, lease.token, 2 * SLAB_BYTES)
+    config = RemoteConfig(
+        "127.0.0.1", port, (store.ticket(lease, 0), store.ticket(lease, 1)), 2 * SLAB_BYTES
+    )
     remote = engine.remote_connect(config)
-    slot = store.map(lease.lease)
+    slot = store.map(lease)
     assert slot is not None
     engine.slab_map(1, remote, slot.slot, slot.generation)
     slab = engine.slabs()[1]

@@ -11,6 +11,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from infiniswap.control import messages as m
 from infiniswap.control import openapi as donor_openapi
+from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
 from infiniswap.control.tls import ServerTls
@@ -52,7 +53,7 @@ def _described(document: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 def test_each_document_has_every_route_of_its_process_and_no_other() -> None:
-    server = ControlServer(None, ServerConfig(NO_TLS, derive(b"x")))  # type: ignore[arg-type]
+    server = ControlServer(None, ServerConfig(NO_TLS, KeyRing(derive(b"x"), None, lambda: 0.0)))  # type: ignore[arg-type]
     assert _described(DOCUMENTS["daemon"]) == _routes(server._port.router)
     app = application(None)  # type: ignore[arg-type]
     assert _described(DOCUMENTS["device"]) == _routes(app.router)

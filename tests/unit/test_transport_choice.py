@@ -35,8 +35,8 @@ from infiniswap.rdma_address import RdmaEnd, RdmaKey
 from infiniswap.units import MIB, HostPort
 
 KEY = RdmaKey(4096, 5)
-LEASE = HeldLease(7, "0" * 32, 1, "1" * 32, 4 * MIB, "2" * 32)
-CONFIG = RemoteConfig(host="127.0.0.1", port=1, token="1" * 32, export_bytes=4 * MIB, queues=2)
+LEASE = HeldLease(7, "0" * 32, 1, 4 * MIB, "2" * 32)
+CONFIG = RemoteConfig(host="127.0.0.1", port=1, tickets=(), export_bytes=4 * MIB, queues=2)
 
 
 @dataclass
@@ -67,8 +67,14 @@ class World:
     asked: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
     ended: object = None
+    numbers: list[range] = field(default_factory=list)
+    """Of the connections for which tickets were asked for."""
+    thieves: int = 0
+    """How many tickets somebody else uses first."""
 
     # As a session.
+    address = HostPort("127.0.0.1", 1)
+
     @property
     def welcome(self) -> Any:
         return SimpleNamespace(rdma=self.offered, slab_bytes=MIB)
@@ -80,6 +86,10 @@ class World:
         return m.RdmaAnswer(
             id=0, ends=[END] * min(len(ends), self.answered_ends), probe=KEY, slots=self.slots
         )
+
+    async def tickets(self, lease: int, first: int, count: int) -> list[str]:
+        self.numbers.append(range(first, first + count))
+        return [f"{len(self.numbers):032x}"] * count
 
     # As an engine, and its RDMA.
     def offer_made(self, host: str, queues: int, slots: int) -> Offer:
@@ -99,6 +109,10 @@ class World:
 
     def dial(self, config: RemoteConfig) -> int:
         self.dialled.append("tcp" if config.over is None else "rdma")
+        assert len(config.tickets) == (config.queues if config.over is None else 1)
+        if self.thieves:
+            self.thieves -= 1
+            raise EngineError("the ticket was used", code=errno.ENOENT)
         if config.over is not None and self.dial_error is not None:
             raise self.dial_error
         return 3
@@ -341,3 +355,28 @@ async def test_a_device_that_uses_no_rdma_looks_for_none() -> None:
 
 def test_the_configuration_names_every_transport() -> None:
     assert tuple(kind.name for kind in TRANSPORTS) == TRANSPORT_NAMES
+
+
+async def test_each_connection_has_a_ticket_and_a_trial_takes_no_number_in_use() -> None:
+    world = World()
+    choice = world.choice()
+    assert await world.connect(choice) == 3
+    world.dial_error = EngineError("refused")
+    await world.connect(choice)
+    assert world.numbers == [range(1), range(1), range(2)]
+    world.dial_error = None
+    assert await world.probe(choice)
+    assert world.numbers[-1] == range(16, 17)
+
+
+async def test_a_ticket_that_somebody_else_used_is_replaced_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(thieves=1)
+    assert await world.connect(world.choice("tcp")) == 3
+    assert world.numbers == [range(2), range(2)]
+    assert "new tickets end their connections" in caplog.text
+    world.thieves = 2
+    with pytest.raises(EngineError):
+        await world.connect(world.choice("tcp"))
+    assert len(world.numbers) == 4

@@ -33,6 +33,7 @@ def existing(path: Path) -> Path:
 
 def _keys(config: Config) -> None:
     config.keys()
+    config.second_keys()
 
 
 def _host_key(config: Config) -> None:

@@ -101,7 +101,7 @@ class Connections:
         # are suspended for that moment.
         self._engine.remote_shutdown(remote)
         answer = await session.renew(lease.lease, lease.reclaim, lease.epoch)
-        lease = replace(lease, token=answer.token, epoch=answer.epoch, peer=session.peer)
+        lease = replace(lease, epoch=answer.epoch, peer=session.peer)
         self.lease = lease
         self._record(remote, lease)
         there = {Place(info.slot, info.generation) for info in answer.slots}
@@ -126,7 +126,7 @@ class Connections:
         remote = RemoteConfig(
             host=data.host,
             port=data.port,
-            token=lease.token,
+            tickets=(),  # the transport asks for them when it connects
             export_bytes=lease.export_bytes,
             queues=device.queues,
             connect_ms_max=device.connect_ms,

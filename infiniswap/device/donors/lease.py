@@ -33,7 +33,6 @@ class HeldLease:
     lease: int
     reclaim: str
     epoch: int
-    token: str
     export_bytes: int
     incarnation: str
     peer: str = ""
@@ -78,13 +77,13 @@ async def new_lease(session: Session, slab_count: int, slab_bytes: int) -> HeldL
             f"{slots_max} slabs",
             where=f"donor {session.address}",
         )
-    names = ("lease", "reclaim", "epoch", "token", "export_bytes")
+    names = ("lease", "reclaim", "epoch", "export_bytes")
     granted = {name: getattr(answer, name) for name in names}
     return HeldLease(**granted, incarnation=session.welcome.incarnation, peer=session.peer)
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
-    """All but the token: a successor has to renew the lease, which fences old connections."""
+    """A successor has to renew the lease, which fences old connections."""
 
     host: str
     port: int
@@ -114,4 +113,4 @@ def decode_record(data: bytes) -> tuple[HostPort, HeldLease] | None:
     except msgspec.MsgspecError:
         return None
     of_lease = {name: getattr(record, name) for name in _NAMES}
-    return HostPort(record.host, record.port), HeldLease(token="", **of_lease)
+    return HostPort(record.host, record.port), HeldLease(**of_lease)

@@ -37,6 +37,7 @@ from infiniswap.device.succession.repairs import Repairs
 from infiniswap.device.succession.standby import warm_up
 from infiniswap.engine.protocol import Engine, EngineConfig
 from infiniswap.errors import InfiniswapError, MemoryLimitError
+from infiniswap.keys import Keys
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
 from infiniswap.system.keep_awake import KeepAwake
@@ -85,6 +86,7 @@ class Parts:
         self.keep_awake: KeepAwake | None = None
         self._executor = ThreadPoolExecutor(_EXECUTOR_THREADS, thread_name_prefix="device")
         self._client: ClientConfig | None = None
+        self._second_keys: Keys | None = None
         self._engine: Engine | None = None
         self._mapper: SlabMapper | None = None
         self._link_config: LinkConfig | None = None
@@ -129,7 +131,13 @@ class Parts:
         config = self.spec.config
         connect_s = max(config.cluster.ask_s, 0.5)
         self._client = ClientConfig(keys=config.keys(), connect_s=connect_s)
+        self._second_keys = config.second_keys()
         return self._client
+
+    def has_other_keys(self, first: Keys | None, second: Keys | None) -> bool:
+        """Whether these differ from those that are in use."""
+        assert self._client is not None
+        return (first, second) != (self._client.keys, self._second_keys)
 
     # ------------------------------------------------------------------------ engine
 
@@ -262,21 +270,26 @@ class Parts:
         """Locks memory and so on; notes what this host refuses. Blocking."""
         self.degraded = sentences(make_swap_safe())
 
-    def retune(self, spec: DeviceSpec) -> None:
-        """Puts the values of a spec in force, and keeps it where others read it."""
+    def retune(self, spec: DeviceSpec, keys: tuple[Keys | None, Keys | None] | None = None) -> None:
+        """Puts the values of a spec in force, and keeps it where others read it. `keys`: new ones
+        of the first and the second secret; open sessions go on."""
         assert self._link_config is not None
+        assert self._client is not None
+        if keys is not None:
+            first, self._second_keys = keys
+            self._client = dataclasses.replace(self._client, keys=first)
         assert self.attachment is not None
         device, policy, mapper = spec.config.device, spec.config.policy, self.mapper
         self.spec = spec
         mapper.tune(policy, _refill_pages_per_s(spec))
         self._link_config = dataclasses.replace(
-            self._link_config, device=device, suspend_s=policy.suspend_s
+            self._link_config, client=self._client, device=device, suspend_s=policy.suspend_s
         )
         for link in mapper.known_donors.links:
             link.connections.config = self._link_config
         if self.keep_awake is not None:
             self.keep_awake.set_mode(device.keep_awake)
-        self.finder.tell(spec, mapper.known_donors, self.make_link)
+        self.finder.tell(spec, mapper.known_donors, self.make_link, has_other_keys=keys is not None)
         rundir.write_record(self.paths.record, spec)
         self.succession.keep_spec(spec, self.attachment)
 

@@ -13,9 +13,11 @@ from pathlib import Path
 import msgspec
 
 from infiniswap import config as configuration
+from infiniswap.config import Config
 from infiniswap.config_changes import Outcome, merged
 from infiniswap.device.spec.spec import DeviceSpec, completed
 from infiniswap.errors import ConfigError, InfiniswapError
+from infiniswap.keys import Keys
 
 
 def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
@@ -30,7 +32,7 @@ def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
     path = None if spec.config_file is None else Path(spec.config_file)
     try:
         wanted = configuration.load(path, spec.flags)
-        wanted.keys()
+        keys_of(wanted)
     except InfiniswapError as error:
         return spec, Outcome(error=error)
     running = spec.config
@@ -43,3 +45,13 @@ def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
         config = running
     outcome = Outcome.between(running, config, wanted, "device")
     return msgspec.structs.replace(spec, config=config), outcome
+
+
+def keys_of(config: Config) -> tuple[Keys | None, Keys | None]:
+    """The keys of the first and of the second secret. Blocking: reads the files, whose contents may
+    have changed under the same names.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    return config.keys(), config.second_keys()

@@ -145,13 +145,35 @@ class DeviceService:
 
         Raises:
             ConflictError: it does not serve.
+            ConfigError: the files of secrets changed while they were read.
         """
         self._require_serving()
         spec, self._outcome = await self._parts.blocking(lambda: reload.plan(self.spec))
-        if self._outcome.applied:
-            self._parts.retune(spec)
+        keys, has_other_keys = None, False
+        if self._outcome.error is None:
+            keys = await self._parts.blocking(lambda: reload.keys_of(spec.config))
+            has_other_keys = self._parts.has_other_keys(*keys)
+        if self._outcome.applied or has_other_keys:
+            self._parts.retune(spec, keys if has_other_keys else None)
         self._outcome.log("device")
+        if has_other_keys:
+            log.info("the secrets of the cluster have changed; open sessions go on")
+            await self._renew_standby()
         return self._outcome
+
+    async def _renew_standby(self) -> None:
+        """The standby has the former keys in its memory, and will have no time to read files."""
+        if not self.holder.present:
+            return
+        try:
+            await self.holder.renew()
+        except ConflictError as error:
+            log.warning(
+                "the standby has the former secret of the cluster: %s; run `infiniswap device "
+                "reload %s` again",
+                error,
+                self.spec.name,
+            )
 
     def join(self, pid: int) -> None:
         """A `run` uses the device from now on.

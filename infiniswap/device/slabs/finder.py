@@ -23,6 +23,7 @@ from infiniswap.ticks import tick_pause_s
 from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
+    from infiniswap.discovery.order import Order
     from infiniswap.discovery.watcher import Watcher
 
 log = logging.getLogger(__name__)
@@ -121,9 +122,13 @@ class Finder:
         spec: DeviceSpec,
         known_donors: KnownDonors,
         make_link: Callable[[HostPort], DonorLink],
+        *,
+        has_other_keys: bool = False,
     ) -> None:
         """Others are named now; file and broker are as before."""
         self._spec = spec
+        if has_other_keys and self._watcher is not None:
+            self._watcher.restart(_order(spec))
         self._know(known_donors, make_link)
 
     async def close(self) -> None:
@@ -165,15 +170,21 @@ class Finder:
 def _watcher(spec: DeviceSpec, changed: Callable[[], None]) -> Watcher:
     # Late: a device whose donors are all named has no use for it. But not later than this: a
     # successor has loaded everything before its turn comes.
-    from infiniswap.discovery.order import Order
     from infiniswap.discovery.watcher import Watcher
 
-    config, secret_file = spec.config, spec.config.cluster.secret_file
-    order = Order(
+    return Watcher(_order(spec), random.Random(), changed)
+
+
+def _order(spec: DeviceSpec) -> Order:
+    from infiniswap.discovery.order import Order
+
+    config, cluster = spec.config, spec.config.cluster
+    first, second = cluster.secret_file, cluster.second_secret_file
+    return Order(
         device=spec.name,
         mqtt=config.mqtt,
-        cluster=config.cluster.name,
-        secret_file=None if secret_file is None else str(secret_file),
+        cluster=cluster.name,
+        secret_file=None if first is None else str(first),
+        second_secret_file=None if second is None else str(second),
         slab_bytes=config.device.slab_bytes,
     )
-    return Watcher(order, random.Random(), changed)

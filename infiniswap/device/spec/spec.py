@@ -101,12 +101,19 @@ class _Record(Struct, frozen=True, kw_only=True):
     config_file: str | None = None
     flags: dict[str, str] = {}
     metrics_token_file: Path | None = None
+    second_secret_file: Path | None = None
     seal: bool = False
     host_key_file: str = ""
 
 
 _SPEC_FIELDS: Final = frozenset(DeviceSpec.__struct_fields__) - {"config"}
-_CLUSTER_FIELDS: Final = ("secret_file", "peers_file", "metrics_token_file", "ask_s")
+_CLUSTER_FIELDS: Final = (
+    "secret_file",
+    "second_secret_file",
+    "peers_file",
+    "metrics_token_file",
+    "ask_s",
+)
 _DEVICE_FIELDS: Final = ("slab_bytes", "frontend", "transport", "priority", "seal")
 
 
@@ -259,6 +266,7 @@ def check_files(config: Config) -> None:
         ConfigError: one cannot be used; told before anything is attached.
     """
     config.keys()
+    config.second_keys()
     check_metrics_listen(config.device.metrics_listen, config.metrics_token())
 
 

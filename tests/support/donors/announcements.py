@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from infiniswap.discovery.announcement import Announcement, donor_topic
+from msgspec import structs
+
+from infiniswap.discovery.announcement import Announcement, Withdrawal, donor_topic
 from infiniswap.units import GIB
 
 
@@ -24,6 +27,17 @@ def announcement(number: int = 1, **changes: Any) -> Announcement:
         "every_s": 60.0,
     }
     return Announcement(**{**values, **changes})
+
+
+def fresh(made: Announcement) -> Announcement:
+    """As it is signed now."""
+    now_s = time.time()
+    return structs.replace(made, time_s=now_s, sequence=round(now_s * 1e6))
+
+
+def withdrawn(made: Announcement) -> Withdrawal:
+    """The end of its session."""
+    return Withdrawal(cluster=made.cluster, donor_id=made.donor_id, session=made.session)
 
 
 def topic(made: Announcement) -> str:

@@ -19,6 +19,8 @@ from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import ClientConfig, Identity, Session, connect
+from infiniswap.control.handshake_rate import PER_HOST
+from infiniswap.control.rate import Rate
 from infiniswap.control.tls import client_context, peer_digest
 from infiniswap.donor.serve import Donor, serve
 from infiniswap.engine.store import StoreConfig
@@ -113,6 +115,7 @@ class Handler:
 async def world(
     *,
     handshake_s: float = WAIT_S,
+    tls_per_host: Rate = PER_HOST,
     clock: Callable[[], float] = time.monotonic,
     **overrides: object,
 ) -> AsyncIterator[World]:
@@ -133,7 +136,15 @@ async def world(
             "cluster__secret_file": secret_file,
         }
         config = configured(**{**own, **SETTINGS, **overrides})
-        made_so = serve(config, factory, memory, stop_s=2.0, handshake_s=handshake_s, clock=clock)
+        made_so = serve(
+            config,
+            factory,
+            memory,
+            stop_s=2.0,
+            handshake_s=handshake_s,
+            tls_per_host=tls_per_host,
+            clock=clock,
+        )
         async with made_so as donor:
             yield World(donor, made[0], memory)
     assert made[0].closed

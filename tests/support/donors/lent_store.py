@@ -12,25 +12,29 @@ from typing import TypedDict, Unpack
 from infiniswap.engine.store import MappedSlot, Store, StoreConfig
 from infiniswap.units import MIB
 
+MANY = 1 << 20
+"""Uses of a ticket whose number of connections is of no interest."""
+
 WAIT_S = 60.0
 """Bound of every wait for an answer; never reached on success."""
 
 
 @dataclass(slots=True)
 class LentStore:
-    """A store with one lease; all but its last slot are mapped."""
+    """A store with one lease; all but its last slot are mapped. The ticket opens any number of
+    connections."""
 
     store: Store
     slab_bytes: int
     slots: int
     port: int
     lease: int
-    token: str
+    ticket: str
     mapped: list[MappedSlot] = field(default_factory=list)
 
     @property
     def uri(self) -> str:
-        return f"nbd://127.0.0.1:{self.port}/{self.token}"
+        return f"nbd://127.0.0.1:{self.port}/{self.ticket}"
 
     @property
     def size_bytes(self) -> int:
@@ -74,9 +78,10 @@ def lent_store(
             store.preallocate()
         port = store.listen("127.0.0.1", 0)
         lease = store.lease_create(slots)
-        lent = LentStore(store, slab_bytes, slots, port, lease.lease, lease.token)
+        ticket = store.ticket(lease, 0, uses=MANY)
+        lent = LentStore(store, slab_bytes, slots, port, lease, ticket)
         for slab in range(slots - 1):
-            mapped = store.map(lease.lease, slab)
+            mapped = store.map(lease, slab)
             assert mapped is not None
             lent.mapped.append(mapped)
         assert [mapped.slot for mapped in lent.mapped] == list(range(slots - 1))

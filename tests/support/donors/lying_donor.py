@@ -242,7 +242,7 @@ class LyingStore(FakeStore):
     def _lease_of(self, name: bytes) -> int | None:
         with self._lock:
             for number, entry in self._leases.items():
-                if entry.token.encode() == name:
+                if name.decode() in entry.tickets.values():
                     return number
         return None
 

@@ -228,10 +228,10 @@ async def nothing_left(donor: Donor) -> None:
     assert (now["rdma_connections"], now["rdma_regions"]) == (0, 0)
 
 
-def slab_over_tcp(port: int, token: str) -> bytes:
+def slab_over_tcp(port: int, ticket: str) -> bytes:
     """All of the slab in slot 0, by the donor's C code."""
     with socket.create_connection((HOST, port), WAIT_S) as client:
-        assert nbd.open_export(client, token) == nbd.ACK
+        assert nbd.open_export(client, ticket) == nbd.ACK
         parts = [nbd.read(client, at, MIB) for at in range(0, SLAB, MIB)]
     assert all(isinstance(part, bytes) for part in parts)
     return b"".join(part for part in parts if isinstance(part, bytes))
@@ -255,7 +255,7 @@ async def device(
             RemoteConfig(
                 host=HOST,
                 port=consumer.session.welcome.data_port,
-                token=consumer.lease.token,
+                tickets=tuple(await consumer.session.tickets(consumer.lease.lease, 0, 1)),
                 export_bytes=consumer.lease.export_bytes,
                 queues=1,
                 connect_ms_max=60_000,
@@ -303,7 +303,8 @@ async def test_each_finds_what_the_other_wrote(donor: Donor, peer: Peer, tmp_pat
         # All of that without the donor's C code; and it sees the same memory.
         now = await counters(donor)
         assert now["read_requests"] == now["write_requests"] == 0
-        slab = await asyncio.to_thread(slab_over_tcp, a.session.welcome.data_port, a.lease.token)
+        ticket = await a.session.lasting_ticket(a.lease.lease, 1)
+        slab = await asyncio.to_thread(slab_over_tcp, a.session.welcome.data_port, ticket)
         assert slab[: 4 * PAGE_BYTES] == pages[0] + pages[1] + foreign + pages[3]
         assert not any(slab[4 * PAGE_BYTES :])
         await a.close(1)
@@ -353,7 +354,8 @@ async def test_nothing_reaches_beyond_a_lease(donor: Donor, peer: Peer) -> None:
         assert await peer.read("b15", mine) == ZEROS
         await peer.write("b15", mine, 0, marks[1])
         assert await peer.read("a0", theirs) == marks[0]
-        slab = await asyncio.to_thread(slab_over_tcp, a.session.welcome.data_port, a.lease.token)
+        ticket = await a.session.lasting_ticket(a.lease.lease, 1)
+        slab = await asyncio.to_thread(slab_over_tcp, a.session.welcome.data_port, ticket)
         assert slab[:PAGE_BYTES] == marks[0]
         assert slab[-PAGE_BYTES:] == marks[1]
         assert not any(slab[PAGE_BYTES:-PAGE_BYTES])

@@ -170,7 +170,7 @@ def test_what_may_be_locked_is_lent_and_the_rest_is_said() -> None:
     ):
         for _ in range(4):
             store.preallocate()
-        lease = store.lease_create(4).lease
+        lease = store.lease_create(4)
         slots = [store.map(lease) for _ in range(4)]
         store.rdma_open(lease, [END])
 
@@ -232,24 +232,24 @@ def test_connections_come_and_go_and_nothing_is_left(count: Callable[[int, int],
         store.preallocate()
         port = store.listen(HOST, 0)
         lease = store.lease_create(2)
-        slot = store.map(lease.lease)
+        slot = store.map(lease)
         assert slot is not None
-        token, before = lease.token, Held({}, 0)
+        before = Held({}, 0)
         for number in range(count(20, 200)):
             rdma = NativeEngineRdma(engine)
             offer = rdma.offer(HOST, 2, 2)
-            ends, probe = store.rdma_open(lease.lease, offer.ends)
+            ends, probe = store.rdma_open(lease, offer.ends)
             config = RemoteConfig(
                 host=HOST,
                 port=port,
-                token=token,
+                tickets=(store.ticket(lease, 0),),
                 export_bytes=2 * MIB,
                 queues=2,
                 connect_ms_max=60_000,
                 over=offer.answered(ends, probe),
             )
             remote = engine.remote_connect(config)
-            key = store.rdma_key(lease.lease, slot.slot, slot.generation)
+            key = store.rdma_key(lease, slot.slot, slot.generation)
             rdma.slot_key(remote, slot.slot, key)
             if number == 0:
                 connected = held()
@@ -258,7 +258,7 @@ def test_connections_come_and_go_and_nothing_is_left(count: Callable[[int, int],
                 assert connected.exact["mr"] == 5
             engine.remote_shutdown(remote)
             engine.remote_destroy(remote)
-            token = store.lease_renew(lease.lease, 60_000)
+            store.lease_renew(lease, 60_000)
             assert store.stats()["rdma_connections"] == 0
             if number == 1:  # what is made once and kept is there
                 before = held()

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A donor's store as a process of its own, without the daemon around it: one lease with every
- * slot mapped. Prints {"port": ..., "token": ..., ...} and serves until its input ends.
+ * slot mapped. Prints {"port": ..., "ticket": ..., ...} and serves until its input ends.
  *
  *     isw-bench-donor --slab-bytes N --slots N
  */
@@ -20,7 +20,8 @@ int main(int argc, char **argv)
 		.handshake_ms_max = 5000,
 		.send_ms_max = 30000,
 	};
-	char token[ISW_TOKEN_TEXT_BYTES], line[16];
+	const struct isw_ticket_config any_number = {.uses = UINT32_MAX};
+	char ticket[ISW_TICKET_TEXT_BYTES], line[16];
 	struct isw_error error = {0};
 	isw_store *store;
 	uint64_t lease;
@@ -34,8 +35,10 @@ int main(int argc, char **argv)
 			bench_die("%s", error.text);
 	if (isw_store_listen(store, "127.0.0.1", 0, &port, &error))
 		bench_die("%s", error.text);
-	if (isw_store_lease_create(store, slots, token, &lease, &error))
+	if (isw_store_lease_create(store, slots, &lease, &error))
 		bench_die("%s", error.text);
+	if (isw_store_ticket(store, lease, &any_number, ticket))
+		bench_die("no ticket");
 	for (uint32_t i = 0; i < slots; i++) {
 		uint64_t generation;
 		uint32_t slot;
@@ -44,8 +47,8 @@ int main(int argc, char **argv)
 		if (isw_store_map(store, lease, i, &slot, &generation) || slot != i)
 			bench_die("slot %u was not mapped", i);
 	}
-	printf("{\"port\": %u, \"token\": \"%s\", \"slab_bytes\": %llu, \"slots\": %u}\n", port,
-	       token, (unsigned long long)slab_bytes, slots);
+	printf("{\"port\": %u, \"ticket\": \"%s\", \"slab_bytes\": %llu, \"slots\": %u}\n", port,
+	       ticket, (unsigned long long)slab_bytes, slots);
 	fflush(stdout);
 	while (read(STDIN_FILENO, line, sizeof(line)) > 0)
 		;

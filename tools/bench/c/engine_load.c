@@ -3,7 +3,7 @@
  * Load on a whole engine, as a front end makes it: requests submitted on this program's threads,
  * completed on the transport's, to a store that another process serves.
  *
- *     isw-bench-engine-load --port P --token T --slots N --slab-bytes B
+ *     isw-bench-engine-load --port P --ticket T --slots N --slab-bytes B
  *                      [--op read|write] [--depth 1] [--threads 1] [--queues 2] [--ms 1000]
  *                      [--request-bytes 4096] [--backup PATH] [--watch PID]
  *                      [--host ADDRESS] [--rdma 1] [--seal 1] [--wait-ms 10000]
@@ -246,10 +246,11 @@ static isw_engine *connect_engine(int argc, char **argv, uint64_t requests_max)
 		.flags = backup ? 0 : ISW_ENGINE_NO_BACKUP,
 		.seal_key_fd = -1,
 	};
+	const char *tickets[ISW_RDMA_QUEUES_MAX];
 	struct isw_remote_config donor = {
 		.host = bench_option(argc, argv, "host", "127.0.0.1"),
 		.port = (uint16_t)bench_number(argc, argv, "port", 0),
-		.token = bench_option(argc, argv, "token", ""),
+		.tickets = tickets,
 		.queues = (uint32_t)bench_number(argc, argv, "queues", 2),
 		.connect_ms_max = wait_ms,
 		.request_ms_max = wait_ms,
@@ -260,6 +261,8 @@ static isw_engine *connect_engine(int argc, char **argv, uint64_t requests_max)
 	struct isw_error error = {0};
 	isw_engine *engine;
 
+	for (uint32_t i = 0; i < ISW_RDMA_QUEUES_MAX; i++)
+		tickets[i] = bench_option(argc, argv, "ticket", "");
 	if (slots > SLOTS_MAX || donor.queues > ISW_RDMA_QUEUES_MAX)
 		bench_die("at most %u slots and %u queues", SLOTS_MAX, ISW_RDMA_QUEUES_MAX);
 	if (bench_number(argc, argv, "seal", 0)) {

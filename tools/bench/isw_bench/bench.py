@@ -248,7 +248,7 @@ def our_donor(bench: Bench, size_bytes: int) -> Iterator[Server]:
     argv += ["--slab-bytes", str(size_bytes // slots)]
     with bench.running("donor", argv, ends_on_eof=True) as child:
         told = child.answer(START_S)
-        yield Server("infiniswap", told["port"], told["token"], child.pid, size_bytes)
+        yield Server("infiniswap", told["port"], told["ticket"], child.pid, size_bytes)
 
 
 @contextlib.contextmanager

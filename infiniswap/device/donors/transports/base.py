@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, TypeAlias
 
 from infiniswap.control import messages as m
 from infiniswap.control.client import Session
@@ -14,6 +14,11 @@ from infiniswap.engine.protocol import Engine, OffLoop, RemoteConfig
 
 Dial: TypeAlias = Callable[[RemoteConfig], int]
 """Blocking. Connects or reconnects in the engine; returns the remote's number."""
+
+
+_TRIAL_NUMBER: Final = 16
+"""Number of the first connection of a trial: those of the connections in use are below it, and a
+ticket of the same number would end them."""
 
 
 class UnusableError(Exception):
@@ -27,7 +32,7 @@ class Target:
     Attributes:
         session: with the donor, which holds the lease.
         lease: as granted or renewed just now.
-        config: host, port and token.
+        config: host and port; the transport adds the tickets.
         places: slabs there that the connections must reach.
     """
 
@@ -85,6 +90,12 @@ class Transport:
             InfiniswapError: there can be no connection at all, or the session ended.
         """
         raise NotImplementedError
+
+    async def _with_tickets(self, target: Target, count: int, *, is_trial: bool) -> RemoteConfig:
+        """What to dial, with a ticket for each of `count` TCP connections: good for 10 s."""
+        first = _TRIAL_NUMBER if is_trial else 0
+        tickets = await target.session.tickets(target.lease.lease, first, count)
+        return replace(target.config, tickets=tuple(tickets))
 
     def mapped(self, remote: int, answer: m.MapAnswer) -> None:
         """A slab was mapped at the donor; called before the engine hears of it.

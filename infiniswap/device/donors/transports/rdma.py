@@ -83,6 +83,7 @@ class Rdma(Transport):
         rdma = self._rdma_of(self._engine)
         slots = target.lease.export_bytes // target.session.welcome.slab_bytes
         offers: list[RdmaOffer] = []
+        answer: m.RdmaAnswer | None = None
 
         def make() -> RdmaOffer:
             offers.append(rdma.offer(target.config.host, target.config.queues, slots))
@@ -95,12 +96,15 @@ class Rdma(Transport):
                 with _unusable("at the donor: ", RequestRefusedError, m.REFUSED_NO_RDMA):
                     answer = await target.session.rdma(target.lease.lease, offer.ends)
                 _check(answer, len(offer.ends), slots, target.places)
-                config = replace(target.config, over=offer.answered(answer.ends, answer.probe))
+                # For the TCP connection by which each end sees the other's death.
+                config = await self._with_tickets(target, 1, is_trial=is_trial)
+                config = replace(config, over=offer.answered(answer.ends, answer.probe))
                 with _unusable("", EngineError):
                     remote = await self._blocking(lambda: dial(config))
             except BaseException as error:
                 # A donor that refused has made nothing.
-                if not isinstance(error.__cause__ or error, RequestRefusedError):
+                refused = isinstance(error.__cause__ or error, RequestRefusedError)
+                if answer is not None or not refused:
                     await self._take_back(target)
                 raise
         finally:

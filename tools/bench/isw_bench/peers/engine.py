@@ -83,7 +83,7 @@ def _load(bench: Bench, samples: Samples, side: str, server: Server, op: str, de
     argv = [bench.program("engine-load"), "--port", str(server.port), "--slots", "4"]
     argv += ["--slab-bytes", str(server.size_bytes // 4), "--op", op, "--depth", str(depth)]
     argv += ["--ms", _ms(bench), "--watch", str(server.pid)]
-    argv += ["--token", server.export] if server.export else []
+    argv += ["--ticket", server.export] if server.export else []
     told: dict[str, Any] = bench.json_of(f"{side}, {op}, depth {depth}", argv)
     if told["pages_not_from_donor"]:
         raise AssertionError(f"{told['pages_not_from_donor']} pages did not come from the donor")

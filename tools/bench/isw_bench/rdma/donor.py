@@ -4,7 +4,7 @@ mapped, over TCP and over RDMA.
 
     python -m isw_bench.rdma.donor --host ADDRESS --slots N --slab-bytes N
 
-Prints {"port": ..., "token": ...}. For each input line with a consumer's ends it replaces the
+Prints {"port": ..., "ticket": ...}. For each input line with a consumer's ends it replaces the
 former connections by new ones, and prints its answer (tools/bench/c/rdma_session.h).
 """
 
@@ -62,12 +62,13 @@ def main() -> int:
             store.preallocate()
         port = store.listen(args.host, 0)
         lease = store.lease_create(args.slots)
-        slots = mapped_slots(store, lease.lease, args.slots)
-        print(json.dumps({"port": port, "token": lease.token}), flush=True)
+        slots = mapped_slots(store, lease, args.slots)
+        ticket = store.ticket(lease, 0, uses=1 << 20)
+        print(json.dumps({"port": port, "ticket": ticket}), flush=True)
         for line in sys.stdin:
             peers = msgspec.json.decode(line, type=Ends).ends
-            ends, probe = store.rdma_open(lease.lease, peers)
-            keys = [store.rdma_key(lease.lease, slot.slot, slot.generation) for slot in slots]
+            ends, probe = store.rdma_open(lease, peers)
+            keys = [store.rdma_key(lease, slot.slot, slot.generation) for slot in slots]
             print(words(ends, [probe, *keys]), flush=True)
     return 0
 

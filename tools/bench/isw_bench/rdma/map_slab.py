@@ -79,11 +79,11 @@ def main() -> int:
         store.preallocate()
         lease = store.lease_create(1)
         offer = NativeEngineRdma(engine).offer(args.address, 1, 1)
-        store.rdma_open(lease.lease, offer.ends)
+        store.rdma_open(lease, offer.ends)
         for _ in range(args.count):
-            turn(store, lease.lease, times, ahead=True)
-            turn(store, lease.lease, times, ahead=False)
-        store.rdma_close(lease.lease)
+            turn(store, lease, times, ahead=True)
+            turn(store, lease, times, ahead=False)
+        store.rdma_close(lease)
         offer.close()
     print(json.dumps(times.found))
     return 0

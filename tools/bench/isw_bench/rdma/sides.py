@@ -28,7 +28,7 @@ class Donor:
 
     child: Child
     port: int
-    token: str
+    ticket: str
     slab_bytes: int
 
 
@@ -41,7 +41,7 @@ def donor(bench: Bench, at: Place) -> Iterator[Donor]:
     changes = {"PYTHONPATH": str(bench.root / "tools" / "bench")}
     with bench.running("donor", argv, changes=changes, ends_on_eof=True) as child:
         told = child.answer(START_S)
-        yield Donor(child, told["port"], told["token"], slab_bytes)
+        yield Donor(child, told["port"], told["ticket"], slab_bytes)
 
 
 def load(
@@ -60,7 +60,7 @@ def load(
         AssertionError: pages came from elsewhere.
     """
     argv = [bench.program("engine-load"), "--host", at.address, "--port", str(to.port)]
-    argv += ["--token", to.token, "--slots", str(_SLOTS), "--slab-bytes", str(to.slab_bytes)]
+    argv += ["--ticket", to.ticket, "--slots", str(_SLOTS), "--slab-bytes", str(to.slab_bytes)]
     argv += ["--op", op, "--depth", str(depth), "--request-bytes", str(request_bytes)]
     argv += ["--queues", "1", "--rdma", str(int(transport == "rdma")), "--wait-ms", _WAIT_MS]
     argv += ["--ms", str(round(bench.settings.seconds * 1000)), "--watch", str(to.child.pid)]

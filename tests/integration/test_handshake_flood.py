@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A flood of TLS handshakes: the donor limits it, devices page on and come back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+from collections import Counter
+
+import pytest
+from support.devices import nbd_bytes as nbd
+from support.devices.cluster import SLAB, WAIT_S, Cluster, Donor, until
+from support.devices.nbd_client import connected
+from support.donors.donor_world import client_config, world
+
+from infiniswap.control.client import fetch_status
+from infiniswap.control.tls import client_context
+from infiniswap.errors import DonorBusyError
+
+PAGE = 4096
+FLOODERS = 4
+
+
+async def test_who_begins_too_often_is_told_so_and_others_are_not_kept_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world() as w:
+        session = await w.session()
+
+        async def flood() -> None:
+            for _ in range(200):
+                await fetch_status(w.address, client_config())
+
+        with pytest.raises(DonorBusyError, match="too many began lately"):
+            await flood()
+        assert w.donor.server.counters["handshakes_limited"] == 1
+        assert "too many began lately" in caplog.text
+        # A session that is open is not touched.
+        assert (await session.memory()).can_map
+        await session.close()
+
+
+class Flood:
+    """Threads that begin TLS as fast as they can, from another address than the device's."""
+
+    def __init__(self, donor: Donor) -> None:
+        self.counts: Counter[str] = Counter()
+        self._donor = donor
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(FLOODERS)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+
+    def _run(self, number: int) -> None:
+        context = client_context()
+        while not self._stop.is_set():
+            with contextlib.suppress(OSError):
+                address = ("127.0.0.1", self._donor.control)
+                source = (f"127.0.1.{number + 1}", 0)
+                with socket.create_connection(address, WAIT_S, source) as raw:
+                    try:
+                        context.wrap_socket(raw).close()
+                        self.counts["shaken"] += 1
+                    except ssl.SSLError:
+                        self.counts["refused"] += 1
+
+
+@pytest.mark.requires_native
+@pytest.mark.requires_root
+def test_a_device_pages_through_a_flood_of_handshakes(cluster: Cluster) -> None:
+    donor = cluster.donor()
+    device = cluster.start("--frontend", "nbd-socket", size=str(SLAB))
+    with connected(device.socket) as client:
+
+        def on_donor() -> bool:
+            assert nbd.write(client, 0, b"x" * PAGE) == 0
+            return int(device.status["pages_on_donors"]) > 0
+
+        until(on_donor, "the page on the donor")
+        flood = Flood(donor)
+        try:
+            for number in range(500):
+                data = os.urandom(PAGE)
+                at = number % (SLAB // PAGE) * PAGE
+                assert nbd.write(client, at, data) == 0
+                assert nbd.read(client, at, PAGE) == data
+            # More than bursts, so the pace is what counts.
+            until(lambda: flood.counts["refused"] > 200, "refusals")
+            assert cluster.donor_row(donor)["state"] != "unreachable"
+        finally:
+            flood.end()
+        status = device.status
+        assert status["stats"]["requests_failed"] == 0
+        assert sum(status["donors"][0]["sessions_broken"].values()) == 0
+        assert int(status["donors"][0]["connections_lost"]) == 0
+        client.sendall(nbd.request(nbd.DISC))

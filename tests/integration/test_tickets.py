@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tickets of data connections: a device whose packets somebody reads; the operator's command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.devices import nbd_bytes as nbd
+from support.devices.cluster import SLAB, WAIT_S, Cluster, Donor, until
+from support.devices.nbd_client import connected
+
+from infiniswap.units import MIB
+
+pytestmark = pytest.mark.requires_native
+
+PAGE = 4096
+
+
+class OnThePath:
+    """Forwards a donor's control port and its data port, and uses tickets before their owner does.
+
+    Attributes:
+        steals: how many tickets it still uses itself.
+        stolen: its own connections to the donor.
+        tickets: that it has seen.
+    """
+
+    host = "127.0.0.2"
+
+    def __init__(self, donor: Donor) -> None:
+        self.steals = 0
+        self.stolen: list[socket.socket] = []
+        self.tickets: list[str] = []
+        self._donor = donor
+        self._forwarded: list[socket.socket] = []  # to the data port, both sides
+        self._threads: list[threading.Thread] = []
+        # Devices dial data connections at the port that the donor has said.
+        self._listeners = [
+            socket.create_server((self.host, 0)),
+            socket.create_server((self.host, donor.data)),
+        ]
+        self.address = f"{self.host}:{self._listeners[0].getsockname()[1]}"
+        for listener, port in zip(self._listeners, (donor.control, donor.data), strict=True):
+            self._start(self._serve, listener, port)
+
+    def close(self) -> None:
+        for each in (*self._listeners, *self._forwarded, *self.stolen):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(WAIT_S)
+        for each in (*self._listeners, *self._forwarded, *self.stolen):
+            each.close()
+
+    def cut(self) -> None:
+        """Ends every connection that it forwards."""
+        for each in self._forwarded:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def steal(self, ticket: str) -> bool:
+        """Opens a connection with it; whether the donor lets us."""
+        mine = socket.create_connection(("127.0.0.1", self._donor.data), WAIT_S)
+        self.stolen.append(mine)
+        return nbd.open_export(mine, ticket) == nbd.ACK
+
+    def _start(self, work: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=work, args=args)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self, listener: socket.socket, port: int) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                donor = socket.create_connection(("127.0.0.1", port), WAIT_S)
+                self._forwarded += [client, donor]
+                self._start(self._forward, client, donor, port)
+
+    def _forward(self, client: socket.socket, donor: socket.socket, port: int) -> None:
+        with contextlib.suppress(OSError, struct.error):
+            if port == self._donor.data:
+                self._read_ticket(client, donor)
+            donor.settimeout(None)
+            self._start(self._pump, donor, client)
+            self._pump(client, donor)
+
+    def _read_ticket(self, client: socket.socket, donor: socket.socket) -> None:
+        client.sendall(nbd.receive(donor, len(nbd.GREETING)))
+        said = nbd.receive(client, len(nbd.FLAGS) + 16)
+        payload = nbd.receive(client, struct.unpack(">I", said[-4:])[0])
+        self.tickets.append(payload[4:36].decode())
+        if self.steals:
+            self.steals -= 1
+            assert self.steal(self.tickets[-1])
+        donor.sendall(said + payload)
+
+    @staticmethod
+    def _pump(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def path(cluster: Cluster) -> Iterator[OnThePath]:
+    path = OnThePath(cluster.donor())
+    yield path
+    path.close()
+
+
+def is_cut(client: socket.socket) -> bool:
+    client.settimeout(WAIT_S)
+    return nbd.receive(client, 1) == b""
+
+
+@pytest.mark.requires_root
+@pytest.mark.parametrize("steals", [1, 2])
+def test_a_device_has_its_connections_though_a_thief_is_first(
+    cluster: Cluster, path: OnThePath, steals: int
+) -> None:
+    path.steals = steals
+    options = ("--frontend", "nbd-socket", "--transport", "tcp", "--donors", path.address)
+    device = cluster.start(*options, size=str(SLAB))
+    data = os.urandom(PAGE)
+    with connected(device.socket) as client:
+
+        def on_donor() -> bool:
+            assert nbd.write(client, 0, data) == 0
+            return int(device.status["pages_on_donors"]) > 0
+
+        until(on_donor, "the page on the donor")
+        assert path.steals == 0
+        assert nbd.read(client, 0, PAGE) == data
+        # Later tickets have ended the thief's connections, and used ones are of no use.
+        assert len(path.stolen) == steals
+        assert all(is_cut(mine) for mine in path.stolen)
+        assert not any(path.steal(ticket) for ticket in path.tickets)
+        assert "did not accept a ticket that it had just given" in device.log
+        assert nbd.read(client, 0, PAGE) == data
+        assert device.status["stats"]["requests_failed"] == 0
+        with contextlib.suppress(OSError):
+            client.sendall(nbd.request(nbd.DISC))
+
+
+@pytest.mark.requires_root
+def test_a_thief_is_first_at_a_reconnect(cluster: Cluster, path: OnThePath) -> None:
+    cluster.env["INFINISWAP_POLICY_SUSPEND_S"] = "60"
+    options = ("--frontend", "nbd-socket", "--transport", "tcp", "--donors", path.address)
+    device = cluster.start(*options, size=str(SLAB))
+    data = os.urandom(PAGE)
+    with connected(device.socket) as client:
+
+        def on_donor() -> bool:
+            assert nbd.write(client, 0, data) == 0
+            return int(device.status["pages_on_donors"]) > 0
+
+        until(on_donor, "the page on the donor")
+        path.steals = 2
+        path.cut()
+        until(lambda: device.status["donors"][0]["reclaimed"] > 0, "the lease to be reclaimed")
+        assert path.steals == 0
+        assert all(is_cut(mine) for mine in path.stolen)
+        assert not any(path.steal(ticket) for ticket in path.tickets)
+        until(on_donor, "the page on the donor")
+        assert nbd.read(client, 0, PAGE) == data
+        assert device.status["stats"]["requests_failed"] == 0
+        with contextlib.suppress(OSError):
+            client.sendall(nbd.request(nbd.DISC))
+
+
+# ---------------------------------------------------------------------- the command
+
+
+class Command:
+    """A running `infiniswap donor ticket`."""
+
+    def __init__(self, cluster: Cluster, *args: str) -> None:
+        donor = cluster.donor()
+        command = [*cluster.program, "donor", "ticket", donor.address, *args]
+        self.process = subprocess.Popen(
+            command, env=cluster.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.uri = self.process.stdout.readline().strip()
+        found = re.fullmatch(rf"nbd://127\.0\.0\.1:{donor.data}/([0-9a-f]{{32}})", self.uri)
+        assert found, self.uri or (self.process.stderr and self.process.stderr.read())
+        self.ticket = found[1]
+        self._donor = donor
+
+    def dial(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._donor.data), WAIT_S)
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_commands_ticket_ends_with_it(cluster: Cluster, number: signal.Signals) -> None:
+    command = Command(cluster, "--slabs", "2", "--connections", "2")
+    data = os.urandom(PAGE)
+    with command.dial() as first, command.dial() as second, command.dial() as third:
+        assert nbd.open_export(first, command.ticket) == nbd.ACK
+        assert nbd.open_export(second, command.ticket) == nbd.ACK
+        assert nbd.open_export(third, command.ticket) == nbd.ERR_UNKNOWN
+        assert nbd.write(first, 2 * SLAB - PAGE, data) == 0
+        assert nbd.read(second, 2 * SLAB - PAGE, PAGE) == data
+        ended = command.end(number)
+        assert ended == (-number if number == signal.SIGKILL else 0)
+        assert is_cut(first)
+        assert is_cut(second)
+    with command.dial() as late:
+        assert nbd.open_export(late, command.ticket) == nbd.ERR_UNKNOWN
+
+
+@pytest.mark.requires_tool("nbdinfo")
+def test_programs_use_it(cluster: Cluster) -> None:
+    command = Command(cluster, "--slabs", "2")
+    for program in (["nbdinfo", "--size"], ["nbdinfo", "--size"]):
+        done = subprocess.run(
+            [*program, command.uri], capture_output=True, text=True, timeout=WAIT_S, check=True
+        )
+        assert int(done.stdout) == 2 * SLAB
+    if shutil.which("nbdcopy"):
+        copy = cluster.root / "copy"
+        subprocess.run(["nbdcopy", command.uri, str(copy)], timeout=WAIT_S, check=True)
+        assert copy.stat().st_size == 2 * SLAB
+    assert command.end(signal.SIGINT) == 0
+
+
+def test_more_slabs_than_there_are(cluster: Cluster) -> None:
+    donor = cluster.donor(pool=str(2 * SLAB // MIB) + "M")
+    done = cluster.cli("donor", "ticket", donor.address, "--slabs", "9")
+    assert done.returncode not in (0, 1)
+    assert "Traceback" not in done.stderr
+    assert "no lease" not in done.stderr
+    assert cluster.cli("donor", "ticket", donor.address, "--slabs", "0").returncode == 2
