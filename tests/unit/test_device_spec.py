@@ -78,7 +78,7 @@ def test_release_0_1_finds_every_field_in_a_record_of_today() -> None:
     assert record.pop("policy").items() >= RECORD_0_1["policy"].items()
     assert record.pop("mqtt")["broker"] == RECORD_0_1["mqtt"]["broker"]
     others = RECORD_0_1.keys() - {"flags", "config", "policy", "mqtt"}
-    later = {"discard_contents": False, "second_secret_file": None}
+    later: dict[str, object] = {"discard_contents": False, "second_secret_file": None}
     later |= {"seal": False, "host_key_file": ""}
     assert record == later | {key: RECORD_0_1[key] for key in others}
 
