@@ -245,8 +245,8 @@ DESCRIPTORS_SHORT: Final = Event(
 )
 PLAIN_TCP: Final = Event(
     "plain-tcp",
-    "Anybody who sees the packets between the hosts can read pages.",
-    "Let donors listen on a network that you trust.",
+    "Whoever sees the packets between the hosts can read the pages of devices that do not seal them.",
+    "Leave `device.seal` on, or let donors listen on a network that you trust.",
 )
 
 # ---------------------------------------------------------------------------- of both

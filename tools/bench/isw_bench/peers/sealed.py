@@ -56,7 +56,7 @@ _NOTES = (
 
 def _load(bench: Bench, server: Server, side: str, op: str, pages: int) -> dict[str, float]:
     argv = [bench.program("engine-load"), "--port", str(server.port), "--slots", "4"]
-    argv += ["--slab-bytes", str(server.size_bytes // 4), "--token", server.export]
+    argv += ["--slab-bytes", str(server.size_bytes // 4), "--ticket", server.export]
     argv += ["--op", op, "--request-bytes", str(pages * PAGE_BYTES)]
     argv += ["--ms", str(round(bench.settings.seconds * 1000)), "--seal", str(int(side == WITH))]
     told = bench.json_of(f"{side}, {op} of {pages}", argv)
