@@ -74,6 +74,8 @@ def test_the_daemon_has_a_user_and_no_capability() -> None:
         for line in found[key]:
             is_root = "--prepare" in line or "/bin/rm" in line
             assert (line.startswith("-+")) == is_root, line
+            # Else its mount would be in a name space of its own.
+            assert ("/usr/bin/nsenter --target 1 --mount -- " in line) == ("--prepare" in line)
 
 
 @pytest.mark.parametrize("cgroup_kill", [True, False])
@@ -169,7 +171,8 @@ def test_the_command_of_the_device_unit_parses() -> None:
     assert (args.action, args.name, args.foreground, args.swap) == ("start", "swap0", True, True)
     found = settings(DAEMON_UNIT)
     for line in (*found["ExecStart"], *found["ExecStartPre"], found["ExecReload"][0]):
-        args = build_parser("daemon").parse_args(line.split()[1:])
+        words = line.split("infiniswap ", 1)[1].split()
+        args = build_parser("daemon").parse_args(words)
         assert (args.command, args.copies) == ("daemon", Path("/run/infiniswapd/copies"))
         assert args.prepare == (DONOR_USER if "+" in line else None)
 

@@ -160,6 +160,7 @@ def test_a_job_swaps_on_whatever_happens_to_the_services(host: Host) -> None:
 
 def test_the_units_refuse_nothing_that_swap_safety_needs(host: Host) -> None:
     assert "infiniswap: warning" not in host.logs, host.logs
+    assert "loses what is lent" not in host.logs, host.logs
 
 
 def test_the_swap_area_goes_before_its_device(host: Host) -> None:
