@@ -245,7 +245,7 @@ DESCRIPTORS_SHORT: Final = Event(
 )
 PLAIN_TCP: Final = Event(
     "plain-tcp",
-    "Whoever sees the packets between the hosts can read the pages of devices that do not seal them.",
+    "Whoever sees the packets between the hosts can read the pages of devices that do not seal.",
     "Leave `device.seal` on, or let donors listen on a network that you trust.",
 )
 

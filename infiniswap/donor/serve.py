@@ -461,8 +461,8 @@ def _log_start(config: Config, service: DonorService, limits: HeadroomConfig) ->
     )
     if not config.daemon.listen.is_loopback:
         log.warning(
-            "data connections are plain TCP: pages of a device with seal = false can be read by whoever "
-            "sees the packets between the hosts; leave device.seal on",
+            "data connections are plain TCP: whoever sees the packets between the hosts can read them. "
+            "That shows the pages of devices with seal = false: leave device.seal on",
             extra=events.about(events.PLAIN_TCP),
         )
     if config.cluster.secret_file is None:

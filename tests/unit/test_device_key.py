@@ -213,7 +213,7 @@ def test_what_is_kept_and_cannot_be_opened_is_refused_with_a_way_out(
 
 
 def test_a_hosts_key_that_others_may_read_is_refused_before_it_is_used(world: World) -> None:
-    world.host_file.parent.mkdir()
+    world.host_file.parent.mkdir(exist_ok=True)
     world.host_file.write_bytes(os.urandom(HOST_KEY_BYTES))
     world.host_file.chmod(0o644)
     with pytest.raises(ConfigError, match="other users may read"):

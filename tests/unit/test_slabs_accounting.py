@@ -7,7 +7,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.devices.slab_world import SlabWorld
 from support.machine.virtual_time import in_virtual_time
@@ -128,6 +128,7 @@ def taken(done: list[tuple[str, int]]) -> bool:
 
 @pytest.mark.parametrize("has_backup", [True, False])
 @settings(max_examples=60)
+@example([("discard", 2, 0), ("rest", 0, 0), ("evict at once", 2, 0)], 0)
 @given(STEPS, st.integers(0, 99))
 def test_engine_donors_counts_and_alarms_agree(
     has_backup: bool, steps: list[tuple[str, int, int]], seed: int

@@ -167,27 +167,11 @@ class Parts:
     def _new_engine(self, state_fd: int, *, standby: bool = False) -> Engine:
         from infiniswap.engine.native import NativeEngine
 
-        spec, device = self.spec, self.spec.config.device
-        for transport in allowed(device.transport):
+        spec = self.spec
+        for transport in allowed(spec.config.device.transport):
             transport.preload()
-        return NativeEngine(
-            EngineConfig(
-                size_bytes=spec.size_bytes,
-                slab_bytes=device.slab_bytes,
-                staging_pages=device.staging_bytes // PAGE_BYTES,
-                request_bytes_max=device.request_bytes,
-                requests_max=device.requests_max,
-                backup_write_bytes_max=device.backup_write_bytes,
-                backup_writers=device.backup_writers,
-                backup_readers=device.backup_readers,
-                hedge_us_min=device.hedge_ms * 1000,
-                no_backup=spec.backup is None,
-                state_fd=state_fd,
-                seal_key_fd=self.key.fd,
-                standby=standby,
-            ),
-            None if standby else spec.backup,
-        )
+        config = _engine_config(spec, state_fd, self.key.fd, standby=standby)
+        return NativeEngine(config, None if standby else spec.backup)
 
     # ---------------------------------------------------------------- mapper and links
 
@@ -354,6 +338,27 @@ class Parts:
         if engine is not None:
             await self.blocking(engine.close)
             self._engine = None
+
+
+def _engine_config(
+    spec: DeviceSpec, state_fd: int, seal_key_fd: int, *, standby: bool
+) -> EngineConfig:
+    device = spec.config.device
+    return EngineConfig(
+        size_bytes=spec.size_bytes,
+        slab_bytes=device.slab_bytes,
+        staging_pages=device.staging_bytes // PAGE_BYTES,
+        request_bytes_max=device.request_bytes,
+        requests_max=device.requests_max,
+        backup_write_bytes_max=device.backup_write_bytes,
+        backup_writers=device.backup_writers,
+        backup_readers=device.backup_readers,
+        hedge_us_min=device.hedge_ms * 1000,
+        no_backup=spec.backup is None,
+        state_fd=state_fd,
+        seal_key_fd=seal_key_fd,
+        standby=standby,
+    )
 
 
 def make_mapper(spec: DeviceSpec, engine: Engine, now_s: float) -> SlabMapper:
