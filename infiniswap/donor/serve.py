@@ -461,7 +461,7 @@ def _log_start(config: Config, service: DonorService, limits: HeadroomConfig) ->
     )
     if not config.daemon.listen.is_loopback:
         log.warning(
-            "data connections are plain TCP: whoever sees the packets between the hosts can read them. "
+            "data connections are plain TCP: whoever sees the packets can read them. "
             "That shows the pages of devices with seal = false: leave device.seal on",
             extra=events.about(events.PLAIN_TCP),
         )
