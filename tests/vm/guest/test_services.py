@@ -159,7 +159,10 @@ def test_a_job_swaps_on_whatever_happens_to_the_services(host: Host) -> None:
 
 
 def test_the_units_refuse_nothing_that_swap_safety_needs(host: Host) -> None:
-    assert "infiniswap: warning" not in host.logs, host.logs
+    warnings = [line for line in host.logs.splitlines() if "infiniswap: warning" in line]
+    # What fuse cannot do under any unit.
+    others = [line for line in warnings if "the fuse front end keeps its promises" not in line]
+    assert others == [], host.logs
     assert "loses what is lent" not in host.logs, host.logs
 
 
