@@ -99,10 +99,12 @@ def hopper(shared_cluster: Cluster, cgroup: MemoryCgroup) -> Iterator[Hopper]:
 
 
 PAGES = PART_BYTES // PAGE_BYTES
+INTERRUPTS_MIN = PAGES / 8
+"""Most hosts have one for each page; on an EPYC of 2024 (Zen 5) there was one for four pages."""
 
 
-def test_they_are_interrupted_for_each_page_until_struck_off(hopper: Hopper) -> None:
-    assert hopper.interrupts_of_page_out() > PAGES / 2
+def test_they_are_interrupted_for_pages_until_struck_off(hopper: Hopper) -> None:
+    assert hopper.interrupts_of_page_out() > INTERRUPTS_MIN
     left = LeftProcessors()
 
     def struck_off() -> bool:
@@ -114,7 +116,7 @@ def test_they_are_interrupted_for_each_page_until_struck_off(hopper: Hopper) -> 
 
 
 def test_the_attendant_of_a_job_strikes_them_off(hopper: Hopper, cgroup: MemoryCgroup) -> None:
-    assert hopper.interrupts_of_page_out() > PAGES / 2
+    assert hopper.interrupts_of_page_out() > INTERRUPTS_MIN
     attendant = Attendant(cgroup, wanted=True)
     attendant.look(cgroup.memory().swap_bytes or 0)
     try:
