@@ -13,7 +13,7 @@ import pytest
 from support.devices import nbd_bytes as nbd
 from support.devices.cluster import SLAB, Cluster, Donor
 from support.devices.cluster import until as wait_until
-from support.devices.nbd_client import connected
+from support.devices.nbd_client import bring_to_donor, connected
 from support.donors.donor_world import SECRET, WAIT_S, World, client_config, world
 
 from infiniswap.control.client import fetch_status, set_draining
@@ -153,12 +153,7 @@ def test_daemon_and_device_change_to_another_secret(cluster: Cluster, standby: s
     device = cluster.start("--frontend", "nbd-socket", size=str(SLAB))
     data = os.urandom(4096)
     with connected(device.socket) as client:
-
-        def on_donor() -> bool:
-            assert nbd.write(client, 0, data) == 0
-            return int(device.status["pages_on_donors"]) > 0
-
-        wait_until(on_donor, "the page on the donor")
+        bring_to_donor(device, client, data)
         for first, second in (("old", "new"), ("new", "old"), ("new", "")):
             both.write(first, second)
             both.reload(donor, device.name)
@@ -168,7 +163,7 @@ def test_daemon_and_device_change_to_another_secret(cluster: Cluster, standby: s
         donor.end()
         cluster.successor(donor)
         wait_until(lambda: int(device.status["donors"][0]["given_up"]) > 0, "the lease's end")
-        wait_until(on_donor, "the page on the donor")
+        bring_to_donor(device, client, data)
         assert nbd.read(client, 0, 4096) == data
         assert device.status["stats"]["requests_failed"] == 0
         client.sendall(nbd.request(nbd.DISC))
@@ -184,12 +179,7 @@ def test_a_standby_takes_over_with_the_new_secret(cluster: Cluster) -> None:
     device = cluster.start("--frontend", "nbd-socket", size=str(SLAB))
     data = os.urandom(4096)
     with connected(device.socket) as client:
-
-        def on_donor() -> bool:
-            assert nbd.write(client, 0, data) == 0
-            return int(device.status["pages_on_donors"]) > 0
-
-        wait_until(on_donor, "the page on the donor")
+        bring_to_donor(device, client, data)
         for first, second in (("old", "new"), ("new", "old"), ("new", "")):
             both.write(first, second)
             both.reload(donor, device.name)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.devices import nbd_bytes as nbd
 from support.devices.cluster import SLAB, WAIT_S, Cluster, Donor, until
-from support.devices.nbd_client import connected
+from support.devices.nbd_client import bring_to_donor, connected
 
 from infiniswap.units import MIB
 
@@ -136,12 +136,7 @@ def test_a_device_has_its_connections_though_a_thief_is_first(
     device = cluster.start(*options, size=str(SLAB))
     data = os.urandom(PAGE)
     with connected(device.socket) as client:
-
-        def on_donor() -> bool:
-            assert nbd.write(client, 0, data) == 0
-            return int(device.status["pages_on_donors"]) > 0
-
-        until(on_donor, "the page on the donor")
+        bring_to_donor(device, client, data)
         assert path.steals == 0
         assert nbd.read(client, 0, PAGE) == data
         # Later tickets have ended the thief's connections, and used ones are of no use.
@@ -162,19 +157,14 @@ def test_a_thief_is_first_at_a_reconnect(cluster: Cluster, path: OnThePath) -> N
     device = cluster.start(*options, size=str(SLAB))
     data = os.urandom(PAGE)
     with connected(device.socket) as client:
-
-        def on_donor() -> bool:
-            assert nbd.write(client, 0, data) == 0
-            return int(device.status["pages_on_donors"]) > 0
-
-        until(on_donor, "the page on the donor")
+        bring_to_donor(device, client, data)
         path.steals = 2
         path.cut()
         until(lambda: device.status["donors"][0]["reclaimed"] > 0, "the lease to be reclaimed")
         assert path.steals == 0
         assert all(is_cut(mine) for mine in path.stolen)
         assert not any(path.steal(ticket) for ticket in path.tickets)
-        until(on_donor, "the page on the donor")
+        bring_to_donor(device, client, data)
         assert nbd.read(client, 0, PAGE) == data
         assert device.status["stats"]["requests_failed"] == 0
         with contextlib.suppress(OSError):

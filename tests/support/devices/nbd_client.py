@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.devices import nbd_bytes
-from support.devices.cluster import WAIT_S, run, until
+from support.devices.cluster import WAIT_S, Device, run, until
 
 
 def connected(path: Path, wait_s: float = WAIT_S) -> socket.socket:
@@ -57,3 +57,13 @@ def fio_verifies(uri: str, directory: Path, *options: str) -> None:
     checks = ("--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0")
     job = ("--name=verify", "--ioengine=nbd", f"--uri={uri}", f"--aux-path={directory}")
     run("fio", *job, "--rw=randwrite", *options, *checks)
+
+
+def bring_to_donor(device: Device, client: socket.socket, data: bytes) -> None:
+    """Writes the first page until its slab is mapped and a donor has it."""
+
+    def on_donor() -> bool:
+        assert nbd_bytes.write(client, 0, data) == 0
+        return int(device.status["pages_on_donors"]) > 0
+
+    until(on_donor, "the page on the donor")
