@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sealing pages of former starts anew. Each start of a device that keeps its contents has a key of
- * its own, and there is room for only so many: the key with the fewest pages gives its place up.
+ * Sealing pages of earlier starts again. Each start of a device that keeps its contents has a key
+ * of its own, and there is room for only so many: the key with the fewest pages gives its place up.
  * Its pages are read and written as any request's are, so a kill in between loses nothing.
  */
 #include <errno.h>
@@ -106,12 +106,12 @@ int isw_engine_seal_anew(isw_engine *e, struct isw_error *error)
 		return 0;
 	buffer = aligned_alloc(ISW_PAGE_BYTES, bytes);
 	if (!buffer)
-		return iswi_error(error, -ENOMEM, "no memory for sealing pages anew");
+		return iswi_error(error, -ENOMEM, "no memory for sealing pages again");
 	code = empty_epoch(e, number, buffer);
 	iswi_seal_forget(buffer, bytes);
 	free(buffer);
 	return code ? iswi_error(error, code,
-				 "pages of a former start cannot be read and sealed anew; the "
+				 "pages of an earlier start cannot be read and sealed again; the "
 				 "device's log says where the disk or the backup is damaged")
 		    : 0;
 }

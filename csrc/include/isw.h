@@ -674,7 +674,7 @@ int isw_engine_settle(isw_engine *engine, uint32_t wait_ms_max);
 int isw_engine_save_tables(isw_engine *engine, const char *path, struct isw_error *error);
 int isw_engine_load_tables(isw_engine *engine, const char *path, struct isw_error *error);
 /*
- * Seals pages of former starts anew until there is room for one more start, through the engine's
+ * Seals pages of earlier starts again until there is room for one more start, through the engine's
  * own reads and writes. After load_tables, before any front end. Blocking, as long as it takes to
  * read and write these pages; does nothing for the first starts.
  */

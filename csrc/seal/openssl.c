@@ -58,7 +58,7 @@ static struct openssl_sealer *own(struct iswi_sealer *sealer)
 
 /*
  * Each key begins its search at another pair, so that threads with different keys seldom take
- * pairs from each other and key them anew.
+ * pairs from each other and key them again.
  *
  * Where all pairs are taken this looks again after a short sleep. (A yield would give a real-time
  * thread's time to no ordinary one.) That is bounded: a pair is taken for one page's computation,

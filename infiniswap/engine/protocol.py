@@ -411,7 +411,7 @@ class Engine(Protocol):
     def save_tables(self, path: str) -> None: ...
     def load_tables(self, path: str) -> None: ...
     def seal_anew(self) -> None:
-        """Blocking. After load_tables, before any front end: seals pages of former starts anew
+        """Blocking. After load_tables, before any front end: seals pages of earlier starts again
         where that is needed to make room for the key of this one."""
 
     def seal_tend(self) -> bool:

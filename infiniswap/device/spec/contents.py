@@ -127,7 +127,7 @@ def renew_seals(engine: Engine, spec: DeviceSpec) -> None:
         engine.seal_anew()
     except EngineError as error:
         raise BackupError(
-            f"the contents of device {spec.name} cannot be sealed anew: {error.what}",
+            f"the contents of device {spec.name} cannot be sealed again: {error.what}",
             where=spec.backup or "",
             mend="Check that disk (dmesg | tail), then start the device again. Or begin with "
             f"zeros: infiniswap device start {spec.name} --discard-contents.",
