@@ -193,7 +193,8 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
         peers.write_text("127.0.0.1:2\n")
         nobody = {*addresses, "127.0.0.1:2"}
         until(lambda: nobody <= slabs(device).keys(), "hosts that are none")
-        assert {k: v for k, v in slabs(device).items() if v} == {small.address: 1}
+        # What was written meanwhile may have a place on the newcomer already, and nowhere else.
+        assert not any(slabs(device)[address] for address in nobody)
         assert until_mapped(device, data) == {small.address: 1, second.address: SLABS - 1}
         for liar in liars:
             broker.retain(topic(liar), encode(withdrawn(liar), KEYS.announcement))
