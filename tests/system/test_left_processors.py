@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.devices.cluster import Cluster, until
 from support.jobs import hopping_job
+from support.jobs.attendants import attendants
 from support.jobs.pagejob import NEEDS
 
 from infiniswap.device.jobs.attendant import Attendant
@@ -128,19 +129,6 @@ def test_the_attendant_of_a_job_strikes_them_off(hopper: Hopper, cgroup: MemoryC
         until(struck_off, "page-out that interrupts nobody")
     finally:
         attendant.end()
-
-
-def attendants(of: Path) -> list[str]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if str(of).encode() in words:
-                found.append(entry.name)
-    return found
 
 
 def test_an_attendant_ends_with_its_runner(cgroup: MemoryCgroup) -> None:
