@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client of memcached that measures percentiles and checks every answer.
+ * A client of memcached and of Redis that measures percentiles and checks every answer.
  *
- *     isw-bench-key-value-load --socket PATH [--bytes N] [--mix etc|sys] [--run-ms N]
- *                              [--connections N]
+ *     isw-bench-key-value-load --socket PATH [--protocol memcached|resp] [--bytes N]
+ *                              [--mix etc|sys] [--run-ms N] [--connections N]
  *
  * Stores items until their values take --bytes, then asks on all connections at once, on each as
  * soon as the answer to the last question is there. The mixes and the sizes of values follow
@@ -42,7 +42,20 @@ struct zipf {
 	double alpha, eta, zeta, zeta2;
 };
 
+/* A server's language. All functions are required and wait for nothing. Those that make text return
+ * its length. */
+struct protocol {
+	const char *name, *stored, *missing; /* whole answers to SET and to GET */
+	/* Stores a value; without `reply` the server does not answer. */
+	size_t (*set)(char *text, const char *key, const char *value, size_t bytes, bool reply);
+	size_t (*get)(char *text, const char *key);
+	/* The answer to GET. */
+	size_t (*answer)(char *text, const char *key, const char *value, size_t bytes);
+	bool (*is_whole)(const char *answer, size_t used);
+};
+
 struct load {
+	const struct protocol *protocol;
 	const char *path;
 	bool is_sys;
 	uint64_t get_percent, items, from_ns, until_ns;
@@ -56,7 +69,7 @@ struct connection {
 	uint64_t random;
 	uint64_t operations, wrong, missing;
 	uint64_t counters[COUNTERS];
-	char sent[VALUE_MAX + 128], got[VALUE_MAX + 128];
+	char sent[VALUE_MAX + 256], got[VALUE_MAX + 256];
 };
 
 /* ----------------------------------------------------------------------- items */
@@ -100,30 +113,118 @@ static size_t make_value(const struct load *load, uint64_t item, char *value)
 	return bytes;
 }
 
+static void make_key(uint64_t item, char *key)
+{
+	snprintf(key, KEY_CHARS + 1, "isw:%0*llu", KEY_CHARS - 4, (unsigned long long)item);
+}
+
 /* The command that stores an item; returns its length. */
 static size_t make_set(const struct load *load, uint64_t item, bool reply, char *text)
 {
-	char value[VALUE_MAX];
+	char key[KEY_CHARS + 1], value[VALUE_MAX];
 	size_t bytes = make_value(load, item, value);
-	int head = sprintf(text, "set isw:%0*llu 0 0 %zu%s\r\n", KEY_CHARS - 4,
-			   (unsigned long long)item, bytes, reply ? "" : " noreply");
 
-	memcpy(text + head, value, bytes);
-	memcpy(text + head + bytes, "\r\n", 2);
-	return (size_t)head + bytes + 2;
+	make_key(item, key);
+	return load->protocol->set(text, key, value, bytes, reply);
 }
 
 /* The whole answer to GET; returns its length. */
 static size_t make_answer(const struct load *load, uint64_t item, char *text)
 {
-	char value[VALUE_MAX];
+	char key[KEY_CHARS + 1], value[VALUE_MAX];
 	size_t bytes = make_value(load, item, value);
-	int head = sprintf(text, "VALUE isw:%0*llu 0 %zu\r\n", KEY_CHARS - 4,
-			   (unsigned long long)item, bytes);
 
+	make_key(item, key);
+	return load->protocol->answer(text, key, value, bytes);
+}
+
+/* ------------------------------------------------------------------- protocols */
+
+/* Puts a value and what follows it behind the `head` bytes of text; returns the whole length. */
+static size_t append(char *text, int head, const char *value, size_t bytes, const char *end)
+{
 	memcpy(text + head, value, bytes);
-	memcpy(text + head + bytes, "\r\nEND\r\n", 7);
-	return (size_t)head + bytes + 7;
+	memcpy(text + head + bytes, end, strlen(end));
+	return (size_t)head + bytes + strlen(end);
+}
+
+static bool ends_with(const char *data, size_t used, const char *end)
+{
+	size_t bytes = strlen(end);
+
+	return used >= bytes && !memcmp(data + used - bytes, end, bytes);
+}
+
+static size_t memcached_set(char *text, const char *key, const char *value, size_t bytes,
+			    bool reply)
+{
+	int head = sprintf(text, "set %s 0 0 %zu%s\r\n", key, bytes, reply ? "" : " noreply");
+
+	return append(text, head, value, bytes, "\r\n");
+}
+
+static size_t memcached_get(char *text, const char *key)
+{
+	return (size_t)sprintf(text, "get %s\r\n", key);
+}
+
+static size_t memcached_answer(char *text, const char *key, const char *value, size_t bytes)
+{
+	int head = sprintf(text, "VALUE %s 0 %zu\r\n", key, bytes);
+
+	return append(text, head, value, bytes, "\r\nEND\r\n");
+}
+
+static bool memcached_is_whole(const char *answer, size_t used)
+{
+	return ends_with(answer, used, "STORED\r\n") || ends_with(answer, used, "END\r\n") ||
+	       ends_with(answer, used, "ERROR\r\n") || ends_with(answer, used, "stored\r\n");
+}
+
+static size_t resp_set(char *text, const char *key, const char *value, size_t bytes, bool reply)
+{
+	const char *skip = "*3\r\n$6\r\nCLIENT\r\n$5\r\nREPLY\r\n$4\r\nSKIP\r\n";
+	int head = sprintf(text, "%s*3\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%zu\r\n", reply ? "" : skip,
+			   strlen(key), key, bytes);
+
+	return append(text, head, value, bytes, "\r\n");
+}
+
+static size_t resp_get(char *text, const char *key)
+{
+	return (size_t)sprintf(text, "*2\r\n$3\r\nGET\r\n$%zu\r\n%s\r\n", strlen(key), key);
+}
+
+static size_t resp_answer(char *text, const char *key, const char *value, size_t bytes)
+{
+	(void)key;
+	return append(text, sprintf(text, "$%zu\r\n", bytes), value, bytes, "\r\n");
+}
+
+/* A value is as long as the answer says; every other answer is a line. */
+static bool resp_is_whole(const char *answer, size_t used)
+{
+	const char *end = memchr(answer, '\n', used);
+	long bytes;
+
+	if (!end)
+		return false;
+	bytes = answer[0] == '$' ? strtol(answer + 1, NULL, 10) : -1;
+	return bytes < 0 || used >= (size_t)(end + 1 - answer) + (size_t)bytes + 2;
+}
+
+static const struct protocol PROTOCOLS[] = {
+	{"memcached", "STORED\r\n", "END\r\n", memcached_set, memcached_get, memcached_answer,
+	 memcached_is_whole},
+	{"resp", "+OK\r\n", "$-1\r\n", resp_set, resp_get, resp_answer, resp_is_whole},
+};
+
+static const struct protocol *protocol_of(const char *name)
+{
+	for (size_t i = 0; i < sizeof(PROTOCOLS) / sizeof(PROTOCOLS[0]); i++)
+		if (!strcmp(PROTOCOLS[i].name, name))
+			return &PROTOCOLS[i];
+	bench_die("--protocol %s: there are memcached and resp", name);
 }
 
 /* ---------------------------------------------------------------------- chance */
@@ -187,30 +288,27 @@ static void send_all(int fd, const char *data, size_t bytes)
 	}
 }
 
-/* Receives one answer, which ends with `end`; returns its length. */
-static size_t receive(int fd, char *data, size_t max, const char *const *ends)
+/* Receives one answer; returns its length. */
+static size_t receive(const struct protocol *protocol, int fd, char *data, size_t max)
 {
 	size_t used = 0;
 
-	for (;;) {
+	while (used < max) {
 		ssize_t got = recv(fd, data + used, max - used, 0);
 
 		if (got <= 0)
 			bench_die("the server has gone: %m");
 		used += (size_t)got;
-		for (const char *const *end = ends; *end; end++) {
-			size_t bytes = strlen(*end);
-
-			if (used >= bytes && !memcmp(data + used - bytes, *end, bytes))
-				return used;
-		}
-		if (used == max)
-			bench_die("an answer longer than asked for");
+		if (protocol->is_whole(data, used))
+			return used;
 	}
+	bench_die("an answer longer than asked for");
 }
 
-static const char *const STORED[] = {"STORED\r\n", "ERROR\r\n", "stored\r\n", NULL};
-static const char *const GOT[] = {"END\r\n", "ERROR\r\n", NULL};
+static bool is(const char *answer, size_t bytes, const char *wanted)
+{
+	return bytes == strlen(wanted) && !memcmp(answer, wanted, bytes);
+}
 
 /* ---------------------------------------------------------------------- asking */
 
@@ -232,12 +330,14 @@ static double counter_us(uint64_t at)
 
 static void get(struct connection *c, uint64_t item)
 {
-	int bytes = sprintf(c->sent, "get isw:%0*llu\r\n", KEY_CHARS - 4, (unsigned long long)item);
+	const struct protocol *protocol = c->load->protocol;
+	char key[KEY_CHARS + 1];
 	size_t got;
 
-	send_all(c->fd, c->sent, (size_t)bytes);
-	got = receive(c->fd, c->got, sizeof(c->got), GOT);
-	if (got == 5)
+	make_key(item, key);
+	send_all(c->fd, c->sent, protocol->get(c->sent, key));
+	got = receive(protocol, c->fd, c->got, sizeof(c->got));
+	if (is(c->got, got, protocol->missing))
 		c->missing++;
 	else if (got != make_answer(c->load, item, c->sent) || memcmp(c->got, c->sent, got) != 0)
 		c->wrong++;
@@ -245,8 +345,12 @@ static void get(struct connection *c, uint64_t item)
 
 static void set(struct connection *c, uint64_t item)
 {
+	const struct protocol *protocol = c->load->protocol;
+	size_t got;
+
 	send_all(c->fd, c->sent, make_set(c->load, item, true, c->sent));
-	if (receive(c->fd, c->got, sizeof(c->got), STORED) != 8 || c->got[0] != 'S')
+	got = receive(protocol, c->fd, c->got, sizeof(c->got));
+	if (!is(c->got, got, protocol->stored))
 		c->wrong++;
 }
 
@@ -275,10 +379,10 @@ static void *ask(void *argument)
 
 static uint64_t store(struct load *load, uint64_t bytes)
 {
-	static char batch[BATCH + VALUE_MAX + 128];
-	char answer[64];
+	static char batch[BATCH + VALUE_MAX + 256];
+	char answer[256];
 	uint64_t stored = 0, item = 0;
-	size_t used = 0;
+	size_t used = 0, got;
 	int fd = connected(load->path);
 
 	while (stored < bytes) {
@@ -291,8 +395,9 @@ static uint64_t store(struct load *load, uint64_t bytes)
 	}
 	/* Answered when all before has been done. */
 	send_all(fd, batch, make_set(load, 0, true, batch));
-	if (receive(fd, answer, sizeof(answer), STORED) != 8)
-		bench_die("the server does not store: %.20s", answer);
+	got = receive(load->protocol, fd, answer, sizeof(answer));
+	if (!is(answer, got, load->protocol->stored))
+		bench_die("the server does not store: %.*s", (int)got, answer);
 	close(fd);
 	return item;
 }
@@ -340,10 +445,11 @@ int main(int argc, char **argv)
 	pthread_attr_t attributes;
 
 	if (!load.path || !connections || !number || number > CONNECTIONS_MAX || !bytes)
-		bench_die("usage: --socket PATH [--bytes N] [--mix etc|sys] [--run-ms N] "
-			  "[--connections 1..%u]",
+		bench_die("usage: --socket PATH [--protocol memcached|resp] [--bytes N] "
+			  "[--mix etc|sys] [--run-ms N] [--connections 1..%u]",
 			  CONNECTIONS_MAX);
 	bench_die_with_parent();
+	load.protocol = protocol_of(bench_option(argc, argv, "protocol", "memcached"));
 	load.is_sys = !strcmp(bench_option(argc, argv, "mix", "etc"), "sys");
 	load.get_percent = load.is_sys ? 75 : 95;
 	pthread_attr_init(&attributes);

@@ -47,7 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("jobs", nargs="*", metavar="JOB", help=f"{', '.join(JOBS)} (default: all but sort)")
+    extra = ", ".join(job.key for job in JOBS.values() if job.is_extra)
+    add("jobs", nargs="*", metavar="JOB", help=f"{', '.join(JOBS)} (default: all but {extra})")
     add(
         "--quick", action="store_true", help="small inputs, half of the peak, one round, two rivals"
     )

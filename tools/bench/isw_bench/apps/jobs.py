@@ -28,6 +28,8 @@ _MAKE_S = 1200.0
 _LINE_BYTES = 3 * 33
 """Of sort's buffer, for a line of 33 bytes."""
 _MANY = 10_000
+_REDIS = "redis-check-rdb"
+"""Debian's redis-server is a link to it, in a package that starts a service."""
 _ROW_BYTES = 4 * 300
 """Of sysbench's four tables, with their indexes."""
 _SPILL_SHARE = 0.7
@@ -181,6 +183,33 @@ def _tpch(_: Bench, place: Place) -> list[str]:
     return python("tpch_duckdb.py", place.source)
 
 
+def _tpch_frames(library: str, spill: bool) -> AppJob:
+    """Of a library of data frames."""
+    program = f"tpch_{library}.py"
+
+    def command(_: Bench, place: Place) -> list[str]:
+        return python(program, place.source)
+
+    def stream(_: Bench, place: Place, limit_bytes: int) -> list[str]:
+        return python(program, place.source, "--streaming")
+
+    return AppJob(
+        key=f"{library}-tpch",
+        title=f"{library}, TPC-H",
+        about=f"TPC-H queries 1, 3, 5, 9, 13, 18 and 21 at scale factor {{size}} in {library}, "
+        "in memory",
+        sizes={FULL: 2, QUICK: 0.5, TINY: 0.05},
+        make=_make_tpch,
+        command=command,
+        input_name="tpch",
+        maker="",
+        files=(program, "tpch_tables.json"),
+        spill=stream if spill else None,
+        modules=("pandas", "pyarrow") if library == "pandas" else (library,),
+        is_extra=True,
+    )
+
+
 def _tpch_spill(_: Bench, place: Place, limit_bytes: int) -> list[str]:
     size = f"{int(limit_bytes * _SPILL_SHARE) // MIB}MiB"
     return python("tpch_duckdb.py", place.source, "--memory", size, place.work)
@@ -245,6 +274,11 @@ def _memcached_job(mix: str, shares: str) -> AppJob:
         servers={"memcached": "memcached"},
         needs_build=True,
     )
+
+
+def _bgsave(bench: Bench, place: Place) -> list[str]:
+    server, client = _server(bench, _REDIS), bench.program("key-value-load")
+    return python("redis_bgsave.py", server, client, f"{place.size:g}", _seconds(place))
 
 
 def _make_database(bench: Bench, directory: Path, rows: float) -> None:
@@ -341,6 +375,23 @@ _ALL = (
         spill=_sort_spill,
         modules=("numpy",),
         is_extra=True,
+    ),
+    _tpch_frames("pandas", spill=False),
+    _tpch_frames("polars", spill=True),
+    AppJob(
+        key="redis-bgsave",
+        title="Redis, ETC during BGSAVE",
+        about="Redis with {size} MiB in values, the ETC mix (95 % GET), 32 connections in a closed "
+        "loop, while one BGSAVE follows another",
+        sizes={FULL: 512, QUICK: 256, TINY: 48},
+        make=_no_input,
+        command=_bgsave,
+        input_name="none",
+        maker="",
+        files=("redis_bgsave.py",),
+        packages={_REDIS: "redis-tools"},
+        is_extra=True,
+        needs_build=True,
     ),
 )
 
