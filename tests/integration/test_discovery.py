@@ -194,6 +194,7 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
         nobody = {*addresses, "127.0.0.1:2"}
         until(lambda: nobody <= slabs(device).keys(), "hosts that are none")
         # What was written meanwhile may have a place on the newcomer already, and nowhere else.
+        assert slabs(device)[small.address] == 1
         assert not any(slabs(device)[address] for address in nobody)
         assert until_mapped(device, data) == {small.address: 1, second.address: SLABS - 1}
         for liar in liars:
