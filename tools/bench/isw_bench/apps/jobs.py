@@ -330,7 +330,7 @@ _ALL = (
         command=_tpch,
         input_name="tpch",
         maker="",
-        files=("tpch_duckdb.py",),
+        files=("tpch_duckdb.py", "tpch_tables.json"),
         spill=_tpch_spill,
         modules=("duckdb",),
     ),
