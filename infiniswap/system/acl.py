@@ -40,6 +40,21 @@ def let_user_in(path: Path, uid: int) -> None:
     _set(path, (_USER, _READ_WRITE, uid), nobody)
 
 
+def group_of(path: Path) -> int:
+    """The number of the group that is let in: by a list, or as the file's own.
+
+    Raises:
+        OSError: the file is not there.
+    """
+    try:
+        value = os.getxattr(path, _NAME)
+    except OSError:
+        return path.stat().st_gid
+    entries = _ENTRY.iter_unpack(value[struct.calcsize("<I") :])
+    groups = [number for tag, _, number in entries if tag == _GROUP]
+    return groups[0] if groups else path.stat().st_gid
+
+
 def _set(path: Path, *between: tuple[int, int, int]) -> None:
     """The kernel wants the entries in the order of their tags."""
     entries = (

@@ -44,3 +44,11 @@ def test_one_is_let_in_and_nobody_else(listening: Path, grant: Callable[[Path, i
     assert connects(4711)
     assert not connects(4712)
     assert listening.stat().st_mode & 0o007 == 0
+
+
+def test_the_group_that_is_let_in_is_read_back(listening: Path) -> None:
+    assert acl.group_of(listening) == listening.stat().st_gid
+    acl.let_group_in(listening, 4321)
+    assert (acl.group_of(listening), listening.stat().st_gid) == (4321, os.getegid())
+    acl.let_user_in(listening, 4321)
+    assert acl.group_of(listening) == listening.stat().st_gid

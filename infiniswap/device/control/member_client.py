@@ -26,6 +26,7 @@ from infiniswap.device.member_api import (
 from infiniswap.device.spec.rundir import DevicePaths, running_names
 from infiniswap.errors import ConflictError, InfiniswapError, NotFoundError, NotPermittedError
 from infiniswap.json_text import NotJsonError, decode_json
+from infiniswap.system.acl import group_of
 from infiniswap.system.cgroup import MemoryCgroup
 
 ASK_S = 30.0
@@ -127,7 +128,7 @@ def _user_name() -> str:
 
 def _group_of(path: Path) -> str:
     try:
-        return grp.getgrgid(path.stat().st_gid).gr_name
+        return grp.getgrgid(group_of(path)).gr_name
     except (OSError, KeyError):
         return "infiniswap"
 
