@@ -16,16 +16,25 @@ PROC: Final = Path("/proc")
 
 CAPABILITIES: Final = {
     "CAP_DAC_OVERRIDE": 1,
+    "CAP_DAC_READ_SEARCH": 2,
     "CAP_KILL": 5,
     "CAP_SETGID": 6,
     "CAP_SETUID": 7,
     "CAP_NET_ADMIN": 12,
     "CAP_IPC_LOCK": 14,
+    "CAP_SYS_PTRACE": 19,
     "CAP_SYS_ADMIN": 21,
     "CAP_SYS_NICE": 23,
     "CAP_SYS_RESOURCE": 24,
 }
 """Their bits, see linux/capability.h."""
+
+_DEVICE_CAPABILITIES: Final = (
+    "CAP_SYS_ADMIN",
+    "CAP_SYS_RESOURCE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_SYS_PTRACE",
+)
 
 DONOR_USER: Final = "infiniswap-donor"
 """The user of the service infiniswapd, made by `infiniswap service install`."""
@@ -33,6 +42,22 @@ DONOR_USER: Final = "infiniswap-donor"
 _HOST_ROOT = "root of the host"
 _WHOLE_HOST = ["0", "0", "4294967295"]
 _WAYS = "(docker: --cap-add; systemd: CapabilityBoundingSet=)"
+
+
+def device_capabilities(*, cgroup_kill: bool, systemd_cgroups: bool) -> tuple[str, ...]:
+    """What the processes of a device may have, with systemd and without. docs/security.md,
+    "Rights", says what for.
+
+    Args:
+        cgroup_kill: the kernel ends the processes of a cgroup itself.
+        systemd_cgroups: systemd makes and removes the cgroups of jobs.
+    """
+    return (
+        *_DEVICE_CAPABILITIES,
+        *(() if cgroup_kill else ("CAP_KILL",)),
+        # The kernel lets nobody write to the top of a hierarchy by its mode, 0555.
+        *(() if systemd_cgroups else ("CAP_DAC_OVERRIDE",)),
+    )
 
 
 def has(capability: str, *, proc: Path = PROC) -> bool:

@@ -42,10 +42,13 @@
  * No child of ours dumps core: it is dead only when that is done, and a program that takes cores
  * through a pipe may itself lie on the device, which is dead meanwhile. A limit of 0 does not keep
  * the kernel from pipes, 1 does (fs/coredump.c).
+ *
+ * We and they have no CAP_IPC_LOCK (infiniswap.rights.device_capabilities): the limit allows it.
  */
 static void make_safe(void)
 {
 	const struct rlimit no_core = {.rlim_cur = 1, .rlim_max = 1};
+	const struct rlimit all = {.rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY};
 	int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
 
 	if (fd >= 0) {
@@ -55,6 +58,7 @@ static void make_safe(void)
 		close(fd);
 	}
 	(void)setrlimit(RLIMIT_CORE, &no_core);
+	(void)setrlimit(RLIMIT_MEMLOCK, &all);
 	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
 	mlockall(MCL_CURRENT | MCL_FUTURE);
 }

@@ -36,7 +36,13 @@ from infiniswap.system.cgroup import (
 )
 from infiniswap.system.cgroup_limits import check_leaves_no_limit
 from infiniswap.system.files import PROC, try_read_text, try_write_text
-from infiniswap.system.memory import Memory, host_memory, machine_memory, memory_hierarchy
+from infiniswap.system.memory import (
+    Memory,
+    MemoryHierarchy,
+    host_memory,
+    machine_memory,
+    memory_hierarchy,
+)
 from infiniswap.system.programs import run_command
 
 _ZSWAP_SHARE_MAX: Final = 0.4
@@ -145,6 +151,18 @@ def memory_for_jobs(*, proc: Path = PROC) -> Memory:
 # ---------------------------------------------------------------------------- making
 
 
+def systemd_makes_them(*, proc: Path = PROC) -> bool:
+    """Whether jobs' cgroups are made and removed by systemd; also where there are none."""
+    try:
+        return _is_systemds(memory_hierarchy(proc=proc))
+    except InfiniswapError:
+        return True
+
+
+def _is_systemds(hierarchy: MemoryHierarchy) -> bool:
+    return hierarchy.version == 2 and systemd.has_bus()
+
+
 def create_job_cgroup(
     name: str, limit_bytes: int, *, member_pid: int | None = None, proc: Path = PROC
 ) -> MemoryCgroup:
@@ -162,7 +180,7 @@ def create_job_cgroup(
         Others: see create_memory_cgroup.
     """
     hierarchy = memory_hierarchy(proc=proc, pid=member_pid)
-    top, by_systemd = hierarchy.mount_point, hierarchy.version == 2 and systemd.has_bus()
+    top, by_systemd = hierarchy.mount_point, _is_systemds(hierarchy)
     tasks = None
     if member_pid is not None:
         tasks = check_leaves_no_limit(member_pid, top, carries_tasks=by_systemd, proc=proc)

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Final
 
@@ -30,6 +31,7 @@ from infiniswap.errors import (
     from_oserror,
 )
 from infiniswap.own_code import CODE_OWNER
+from infiniswap.system import bounded
 
 Process = subprocess.Popen[bytes]
 """A child of this process."""
@@ -140,6 +142,7 @@ def start(
     stderr: int | None = None,
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
+    keep: Sequence[str] | None = None,
     what: str = "",
     mend: str = "",
 ) -> Process:
@@ -151,6 +154,7 @@ def start(
         stdin, stdout, stderr: as for subprocess.Popen; standard error stays the caller's.
         pass_fds: further descriptors it gets, under the same numbers.
         env: from `environment`; None: that without changes.
+        keep: capabilities that the program may have, see `bounded.give_up`; None: as we have.
         what: could not be done when it cannot be started.
         mend: remedy to name when it cannot be started.
 
@@ -159,7 +163,10 @@ def start(
         NotPermittedError, SystemCallError: the kernel's refusal.
     """
     located = _located(argv)
-    try:
+
+    def popen() -> Process:
+        if keep is not None:
+            bounded.give_up(keep)
         return subprocess.Popen(
             located,
             stdin=stdin,
@@ -170,6 +177,13 @@ def start(
             cwd="/",
             env=environment() if env is None else dict(env),
         )
+
+    try:
+        if keep is None:
+            return popen()
+        # Rights are a thread's: this process keeps its own.
+        with ThreadPoolExecutor(1, "give up rights") as thread:
+            return thread.submit(popen).result()
     except OSError as error:
         raise from_oserror(what or f"cannot run `{argv[0]}`", error, mend=mend) from error
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError, from_oserror
-from infiniswap.rights import DONOR_USER
+from infiniswap.rights import DONOR_USER, device_capabilities
 from infiniswap.system.files import PROC, try_read_text
+from infiniswap.system.job_cgroup import systemd_makes_them
 from infiniswap.system.memory import memory_hierarchy
 
 DAEMON_UNIT: Final = "infiniswapd.service"
@@ -62,28 +63,33 @@ def has_cgroup_kill(*, proc: Path = PROC) -> bool:
     return False
 
 
-def render(name: str, command: Sequence[str], *, cgroup_kill: bool | None = None) -> str:
+def capabilities_here() -> tuple[str, ...]:
+    """What a device takes on this host."""
+    return device_capabilities(cgroup_kill=has_cgroup_kill(), systemd_cgroups=systemd_makes_them())
+
+
+def render(name: str, command: Sequence[str], *, capabilities: Sequence[str] | None = None) -> str:
     """The text of a unit.
 
     Args:
         name: one of UNITS.
         command: what runs `infiniswap` here, absolute.
-        cgroup_kill: see has_cgroup_kill; None: as this host has it.
+        capabilities: of a device; None: what one takes on this host.
 
     Raises:
         UsageError: see quote.
     """
     source = resources.files("infiniswap.system") / "units" / name
     text = source.read_text(encoding="utf-8")
-    if cgroup_kill is None:
-        cgroup_kill = has_cgroup_kill()
+    if capabilities is None:
+        capabilities = capabilities_here()
     # A path that has to be quoted is no problem as an argument, only as the first word.
     words = command if quote(command[0]) == command[0] else ("/usr/bin/env", *command)
     for word, meant in (
         ("@MARK@", MARK),
         ("@INFINISWAP@", " ".join(map(quote, words))),
         ("@DONOR_USER@", DONOR_USER),
-        ("@CAP_KILL@", "" if cgroup_kill else " CAP_KILL"),
+        ("@DEVICE_CAPABILITIES@", " ".join(capabilities)),
     ):
         text = text.replace(word, meant)
     return text

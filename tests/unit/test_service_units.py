@@ -14,7 +14,7 @@ from infiniswap.cli import service
 from infiniswap.cli.common import declared_devices
 from infiniswap.cli.main import build_parser, main
 from infiniswap.errors import ConflictError, NotPermittedError, UsageError
-from infiniswap.rights import DONOR_USER
+from infiniswap.rights import DONOR_USER, device_capabilities
 from infiniswap.system import service_units, systemd
 from infiniswap.system.service_units import DAEMON_UNIT, DEVICE_UNIT, UNIT_DIR, UNITS
 
@@ -78,14 +78,6 @@ def test_the_daemon_has_a_user_and_no_capability() -> None:
             assert ("/usr/bin/nsenter --target 1 --mount -- " in line) == ("--prepare" in line)
 
 
-@pytest.mark.parametrize("cgroup_kill", [True, False])
-def test_a_device_signals_other_users_only_where_the_kernel_cannot(cgroup_kill: bool) -> None:
-    text = service_units.render(DEVICE_UNIT, COMMAND, cgroup_kill=cgroup_kill)
-    (line,) = [line for line in text.splitlines() if line.startswith("CapabilityBoundingSet=")]
-    assert ("CAP_KILL" in line) != cgroup_kill
-    assert "CAP_SYS_ADMIN" in line
-
-
 @pytest.mark.parametrize(
     ("release", "version", "has"),
     [("5.14.0-1", 2, True), ("6.12.9", 2, True), ("5.13.9", 2, False), ("6.12.9", 1, False)],
@@ -111,7 +103,8 @@ def test_whether_the_kernel_can(tmp_path: Path, release: str, version: int, has:
 def test_what_systemd_says_of_the_rights(tmp_path: Path, name: str, exposure_max: int) -> None:
     """In tenths: 3.0 and 5.0. Its own tool ends with an error above a threshold."""
     path = tmp_path / name.replace("@", "@x")
-    path.write_text(service_units.render(name, ("/usr/bin/true",), cgroup_kill=True))
+    fewest = device_capabilities(cgroup_kill=True, systemd_cgroups=True)
+    path.write_text(service_units.render(name, ("/usr/bin/true",), capabilities=fewest))
     done = ran(
         *("systemd-analyze", "security", "--no-pager", "--offline=true"),
         *(f"--threshold={exposure_max}", path),

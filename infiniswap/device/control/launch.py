@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from infiniswap import rights
 from infiniswap.device.api import Ready
 from infiniswap.device.control import client
 from infiniswap.device.control.client import DeviceError
@@ -19,8 +20,9 @@ from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec, encode_spec
 from infiniswap.errors import DeadlineError, InfiniswapError, UnavailableError
 from infiniswap.json_text import NotJsonError, decode_json
-from infiniswap.system import programs
+from infiniswap.system import programs, ublk
 from infiniswap.system.notify import Notifier
+from infiniswap.system.service_units import capabilities_here
 
 START_S_MAX = 120.0
 """Reserving the backup of a large device takes its time on a slow disk."""
@@ -61,6 +63,15 @@ def _command(spec: DeviceSpec, spec_fd: int, ready_fd: int, *, foreground: bool)
     return [str(holder_program()), str(spec_fd), str(ready_fd), *device]
 
 
+def _capabilities() -> tuple[str, ...]:
+    """What the processes of a device may have. Limits stand for the rest (`raise_limits`), and only
+    CAP_SYS_RESOURCE may raise those."""
+    keep = capabilities_here()
+    if rights.has("CAP_SYS_RESOURCE"):
+        return keep
+    return (*keep, "CAP_IPC_LOCK", "CAP_SYS_NICE")
+
+
 def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> Ready:
     """Starts a device process and waits until it serves.
 
@@ -71,6 +82,8 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
         DeviceError: it could not start; carries the reason and the exit code.
         DeadlineError: it does not answer; it has been ended.
     """
+    if spec.config.device.frontend in ("auto", "ublk"):
+        ublk.load_driver()  # the device may not: it has no CAP_SYS_MODULE
     ready_read, ready_write = os.pipe()
     # In memory: a full disk is no reason not to start.
     with os.fdopen(os.memfd_create("spec"), "wb+") as spec_file:
@@ -84,6 +97,7 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
                 stdout=2,
                 pass_fds=(spec_file.fileno(), ready_write),
                 env=device_environment(),
+                keep=_capabilities(),
                 what="cannot start the device process",
             )
         except InfiniswapError:

@@ -22,6 +22,7 @@ from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.device.succession.holder import Holder, TakeOver
 from infiniswap.device.succession.patience import patiently
 from infiniswap.errors import InfiniswapError
+from infiniswap.system.bounded import raise_limits
 from infiniswap.system.process import leave_no_core
 
 log = logging.getLogger(__name__)
@@ -153,11 +154,12 @@ async def _not_lost(service: DeviceService, *, remove: bool) -> AsyncIterator[No
 
 def prepare_process(*, own_log: bool) -> None:
     """Prepares the process before any thread exists: small stacks, because all memory is locked,
-    and no core file.
+    limits that allow that, and no core file.
 
     Args:
         own_log: standard error is going to be the log in the run directory.
     """
     leave_no_core()
+    raise_limits()
     threading.stack_size(_THREAD_STACK_BYTES)
     logs.set_up("infiniswap-device", to_journal=not own_log and logs.is_journal(), waits=False)
