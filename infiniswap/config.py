@@ -28,7 +28,13 @@ from infiniswap.keys import Keys
 from infiniswap.own_code import CODE_OWNER
 from infiniswap.peers import read_peers
 from infiniswap.rights import refused_reading
-from infiniswap.secret import host_keys, host_secret_path, read_metrics_token, read_secret
+from infiniswap.secret import (
+    CertificateFiles,
+    host_keys,
+    host_secret_path,
+    read_metrics_token,
+    read_secret,
+)
 from infiniswap.toml_lines import key_lines
 from infiniswap.units import (
     CONTROL_PORT,
@@ -236,6 +242,13 @@ class ClusterConfig:
     """File of mode 0600 that `infiniswap init --secret` made, the same on every host."""
     second_secret_file: Path | None = _path(None, live="both")
     """Another such file, whose secret is accepted as well while a cluster changes its secret."""
+    ca_file: Path | None = _path(None)
+    """File with the certificates of the authorities that sign those of this cluster's hosts. With
+    it both ends of a session show certificates, and there is no cluster secret."""
+    certificate_file: Path | None = _path(None)
+    """File of this host's certificate, followed by those between it and the authority, if any."""
+    key_file: Path | None = _path(None)
+    """File of mode 0600 with the key of this host's certificate."""
     metrics_token_file: Path | None = _path(None)
     """File of mode 0600 with a token of 16 bytes or more that opens metrics and nothing else."""
     ask_s: float = _float(2.0, low=0.05, high=60.0, only="device")
@@ -244,6 +257,11 @@ class ClusterConfig:
     """Time between heartbeats on a control session, in seconds; the donor's value counts."""
     heartbeats_missed_max: int = _int(5, low=1, high=100, only="daemon")
     """Missed heartbeats that end a control session."""
+
+    @property
+    def trust_file(self) -> Path | None:
+        """What decides who belongs to the cluster; None: it is this host alone."""
+        return self.secret_file or self.ca_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,11 +334,13 @@ class Config:
 
     def keys(self) -> Keys | None:
         """The keys of the cluster secret; where none is configured, of this host's own, if there is
-        one and this user may read it.
+        one and this user may read it. None where certificates take their place.
 
         Raises:
             ConfigError: see read_secret.
         """
+        if self.cluster.ca_file is not None:
+            return None
         path = self.cluster.secret_file
         return host_keys(self.daemon.state_dir) if path is None else read_secret(path)
 
@@ -333,8 +353,17 @@ class Config:
         path = self.cluster.second_secret_file
         return None if path is None else read_secret(path)
 
+    def certificates(self) -> CertificateFiles | None:
+        """The files of this host's certificate; None: the cluster has a secret in place of it."""
+        cluster = self.cluster
+        if cluster.ca_file is None or cluster.certificate_file is None or cluster.key_file is None:
+            return None
+        return CertificateFiles(cluster.ca_file, cluster.certificate_file, cluster.key_file)
+
     def secret_file(self) -> Path | None:
         """The file whose keys `keys` returns."""
+        if self.cluster.ca_file is not None:
+            return None
         path = host_secret_path(self.daemon.state_dir)
         return self.cluster.secret_file or (path if os.path.exists(path) else None)
 
@@ -604,7 +633,28 @@ def check_together(config: Config) -> Iterator[ConfigError]:
     for section, key in (("device", "backup_dir"), ("device", "run_dir"), ("daemon", "state_dir")):
         if getattr(getattr(config, section), key) is None:
             yield ConfigError(f"{section}.{key} is empty", mend="Give an absolute path.")
+    yield from _check_trust(config.cluster)
     yield from _check_mqtt(config)
+
+
+def _check_trust(cluster: ClusterConfig) -> Iterator[ConfigError]:
+    names = ("ca_file", "certificate_file", "key_file")
+    absent = [name for name in names if getattr(cluster, name) is None]
+    if absent == list(names):
+        return
+    if absent:
+        yield ConfigError(
+            f"cluster.{absent[0]} is not set, and ca_file, certificate_file and key_file belong "
+            "together",
+            mend="Set all three under [cluster], or none of them.",
+        )
+    for name in ("secret_file", "second_secret_file"):
+        if getattr(cluster, name) is not None:
+            yield ConfigError(
+                f"cluster.{name} and cluster.ca_file exclude each other: a cluster has a secret or "
+                "certificates",
+                mend="Remove one of them, the same one on every host.",
+            )
 
 
 def _check_mqtt(config: Config) -> Iterator[ConfigError]:

@@ -121,6 +121,10 @@ class WrongSecretError(DonorRefusedError):
     """The two ends do not share the cluster secret."""
 
 
+class WrongCertificateError(DonorRefusedError):
+    """One end does not accept the certificate of the other one, or asks for one in vain."""
+
+
 class ProtocolMismatchError(DonorRefusedError):
     """The service that answered is no Infiniswap daemon, or has another protocol version."""
 

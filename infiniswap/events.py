@@ -282,6 +282,12 @@ IDENTITY_TWICE: Final = Event(
     "Two daemons announce themselves with one identity, so devices find only one of them.",
     "A copied machine: remove the identity that the line names on one of them and restart it.",
 )
+CERTIFICATE: Final = Event(
+    "certificate",
+    "The certificate of this host expires soon or has expired, or its files have changed and "
+    "cannot be used. Open sessions go on. With an expired certificate no session is opened.",
+    "Renew it at the authority, then reload the daemon and the devices.",
+)
 PEERS_FILE: Final = Event(
     "peers-file-broken",
     "The file with the list of donors cannot be read. The last good list stays in force.",

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -41,18 +41,19 @@ def host_key_path(backup_dir: Path) -> Path:
     return backup_dir / "host-key"
 
 
-def check_listen_secret(listen: HostPort, secret_file: Path | None) -> None:
-    """Refuses to serve other hosts without a cluster secret.
+def check_listen_secret(listen: HostPort, trust_file: Path | None) -> None:
+    """Refuses to serve other hosts without a cluster secret or certificates.
 
     Raises:
         ConfigError: `listen` is no loopback address and no secret is configured.
     """
-    if secret_file is None and not is_loopback(listen.host):
+    if trust_file is None and not is_loopback(listen.host):
         raise ConfigError(
             "listening on an address that other hosts can reach needs a cluster secret",
             where=f"daemon.listen {listen}",
             mend=f"Make one with {make_command(Path('/etc/infiniswap/secret'))}, copy it to every "
-            "host and name it in [cluster] secret_file, or listen on 127.0.0.1.",
+            "host and name it in [cluster] secret_file, or name certificates there (ca_file), or "
+            "listen on 127.0.0.1.",
         )
 
 
@@ -255,6 +256,42 @@ def read_metrics_token(path: Path | None) -> bytes | None:
     return token
 
 
+@dataclass(frozen=True, slots=True)
+class CertificateFiles:
+    """Files of [cluster]: the authority's certificate, this host's, and the key of that."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateTexts:
+    """Their contents, in PEM form."""
+
+    authority: bytes
+    chain: bytes
+    key: bytes = field(repr=False)
+
+
+def read_certificates(files: CertificateFiles) -> CertificateTexts:
+    """The contents of the files.
+
+    Raises:
+        ConfigError: one is unreadable or empty, others may change it, or may read the key.
+    """
+    key = "key of this host's certificate"
+    return CertificateTexts(
+        _read(files.ca, _public("certificate of the authority", "[cluster] ca_file")),
+        _read(files.certificate, _public("certificate of this host", "[cluster] certificate_file")),
+        _read(files.key, _Kind(key, "[cluster] key_file", 1, "", _PEM_BYTES_MAX)),
+    )
+
+
+def _public(noun: str, key: str) -> _Kind:
+    return _Kind(noun, key, 1, "", _PEM_BYTES_MAX, is_public=True)
+
+
 def read_tls_key(path: Path) -> bytes:
     """The key of a donor's certificate, and the certificate, in PEM form.
 
@@ -267,7 +304,8 @@ def read_tls_key(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a file holds, and the key that names it; `user` may own it beside root and ourselves."""
+    """What a file holds, and the key that names it; `user` may own it beside root and ourselves.
+    Everybody may read what is public."""
 
     noun: str
     key: str
@@ -275,6 +313,7 @@ class _Kind:
     source: str
     bytes_max: int = SECRET_BYTES_MAX
     user: str = ""
+    is_public: bool = False
 
 
 def _open(path: Path, kind: _Kind) -> tuple[int, os.stat_result]:
@@ -287,10 +326,11 @@ def _open(path: Path, kind: _Kind) -> tuple[int, os.stat_result]:
         raise ConfigError(what, where=where, mend=mend) from error
     except OSError as error:
         is_absent = isinstance(error, FileNotFoundError)
+        mode = "" if kind.is_public else " (mode 0600)"
         raise ConfigError(
             f"cannot read the {kind.noun}: {error.strerror}",
             where=where,
-            mend=f"{'Create it (mode 0600) or correct' if is_absent else 'Correct'} {kind.key}.",
+            mend=f"{f'Create it{mode} or correct' if is_absent else 'Correct'} {kind.key}.",
         ) from error
     return fd, os.fstat(fd)
 
@@ -327,7 +367,13 @@ def _check_owner(path: Path, status: os.stat_result, kind: _Kind) -> None:
             mend=f"Correct {kind.key}.",
         )
     mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o177:
+    if kind.is_public and mode & 0o022:
+        raise ConfigError(
+            f"the {kind.noun} has mode {mode:04o}, so other users may change it",
+            where=where,
+            mend=f"Run: chmod 644 {path} - and check what is in it.",
+        )
+    if not kind.is_public and mode & 0o177:
         raise ConfigError(
             f"the {kind.noun} has mode {mode:04o}, so other users may read or change it",
             where=where,

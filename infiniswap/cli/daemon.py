@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         return copies.use(configuration.load(args.config, overrides(args)), args.copies)
 
     config = load()
-    check_listen_secret(config.daemon.listen, config.cluster.secret_file)
+    check_listen_secret(config.daemon.listen, config.cluster.trust_file)
     config.keys()
     config.second_keys()
     memory = memory_source(args.memory_cgroup)

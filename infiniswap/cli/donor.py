@@ -74,11 +74,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Drains, undrains, or lends to programs; returns when that is done."""
-    from infiniswap.control.client import ClientConfig
+    from infiniswap.control.access import client_config
 
     config = configuration.load(args.config, {"cluster.secret_file": args.secret_file})
     address = parse_host_port(args.host)
-    client = ClientConfig(keys=config.keys(), connect_s=config.cluster.ask_s)
+    client = client_config(config, config.cluster.ask_s)
     if args.action == "undrain":
         asyncio.run(_undrain(address, client))
     elif args.action == "ticket":

@@ -22,12 +22,13 @@ from infiniswap.errors import (
     InfiniswapError,
     NoDonorError,
     ProtocolMismatchError,
+    WrongCertificateError,
     WrongSecretError,
 )
-from infiniswap.keys import Keys
 from infiniswap.units import HostPort, format_size, format_size_short
 
 if TYPE_CHECKING:
+    from infiniswap.control.client import ClientConfig
     from infiniswap.control.messages import Status
 
 
@@ -55,6 +56,7 @@ _NAMED_MAX = 3
 """Donors, in a sentence."""
 _STATES = (
     (WrongSecretError, "wrong secret"),
+    (WrongCertificateError, "wrong certificate"),
     (ProtocolMismatchError, "not a donor"),
     (DonorBusyError, "busy"),
 )
@@ -94,11 +96,13 @@ def run(args: argparse.Namespace) -> int:
     """Prints the status; 0 also when donors are unreachable."""
     overrides = {**only_these(args.donors), "cluster.secret_file": args.secret_file}
     config = configuration.load(args.config, overrides)
+    from infiniswap.control.access import client_config
+
     found = find(config)
     # Without any known donor this host may be one; if it is not, that is no error.
     guessed = not found.addresses
     asked = found.addresses or (config.daemon.listen,)
-    rows = asyncio.run(ask(asked, config.keys(), config.cluster.ask_s, local_donor(config)))
+    rows = asyncio.run(ask(asked, client_config(config, config.cluster.ask_s), local_donor(config)))
     if guessed:
         rows = [row for row in rows if row.status is not None]
     from infiniswap.device.control.listing import local_devices
@@ -134,26 +138,23 @@ def local_donor(config: configuration.Config) -> tuple[HostPort, Path] | None:
 
 async def ask(
     addresses: Iterable[HostPort],
-    keys: Keys | None,
-    wait_s: float,
+    client: ClientConfig,
     local: tuple[HostPort, Path] | None = None,
 ) -> list[AskedDonor]:
-    """Asks every donor at once; takes no longer than `wait_s` seconds. Whoever has no keys, or keys
-    of another daemon, asks the daemon of this host by its socket."""
-    from infiniswap.control.client import ClientConfig, fetch_status
+    """Asks every donor at once; takes no longer than `client.connect_s` seconds. Whoever has no
+    keys, or keys of another daemon, asks the daemon of this host by its socket."""
+    from infiniswap.control.client import fetch_status
     from infiniswap.control.local import fetch_local_status
-
-    client = ClientConfig(keys=keys, connect_s=wait_s)
 
     async def asked_one(address: HostPort) -> Status:
         path = local[1] if local is not None and local[0] == address else None
-        if keys is not None or path is None:
+        if client.keys is not None or client.credentials is not None or path is None:
             try:
                 return await fetch_status(address, client)
             except WrongSecretError:
                 if path is None:
                     raise
-        return await fetch_local_status(path, wait_s)
+        return await fetch_local_status(path, client.connect_s)
 
     async def one(address: HostPort) -> AskedDonor:
         try:

@@ -27,13 +27,17 @@ from infiniswap.control.explain import (
     errors_explained,
     full,
     not_a_daemon,
+    not_a_donor,
+    refused_role,
     slab_mismatch,
     version_mismatch,
     wrong_secret,
 )
 from infiniswap.control.http import aiohttp
 from infiniswap.control.one_connection import OneConnection
-from infiniswap.control.text import clean_name
+from infiniswap.control.pki import Credentials
+from infiniswap.control.roles import Role, require, uris_of
+from infiniswap.control.text import clean_name, clean_text
 from infiniswap.control.tls import client_context, peer_digest
 from infiniswap.errors import (
     NoDonorError,
@@ -63,6 +67,7 @@ _NOT_PROVED: Final = (
     "the donor does not prove that it knows the cluster secret: it has another one, or another "
     "host is in between"
 )
+_DONORS: Final = frozenset({Role.DONOR})
 _FAILED_CLOSE_S: Final = 0.5
 """How long a peer that failed the handshake may take to agree to the close."""
 
@@ -88,12 +93,13 @@ class ClientConfig:
 
     Attributes:
         keys: of the cluster; None: none are configured, so that donors refuse.
+        credentials: of this host, where the cluster has certificates in place of keys.
         connect_s: for the whole way to an open session, or a whole HTTP request.
         request_s: for the answer to one request.
         renew_s: for the answer to a renewal: the donor drains old connections first.
         send_s: for one message to leave.
         http: what sessions are opened over; None: aiohttp over TCP.
-        tls: made once, as a take-over must read no file.
+        tls: made once, as a take-over must read no file; unused with credentials.
     """
 
     keys: Keys | None = None
@@ -103,6 +109,27 @@ class ClientConfig:
     send_s: float = 5.0
     http: Callable[[], aiohttp.ClientSession] | None = None
     tls: ssl.SSLContext = field(default_factory=client_context)
+    credentials: Credentials | None = None
+
+    @property
+    def shown(self) -> str:
+        """The names that this host shows, for sentences; empty: it shows no certificate."""
+        return "" if self.credentials is None else self.credentials.shown
+
+    def connection(self, address: HostPort) -> OneConnection:
+        """For one session or request with the donor there. With certificates it ends before
+        anything is sent, unless the other end is a donor of the cluster."""
+        own = self.credentials
+        if own is None:
+            return OneConnection(self.tls)
+
+        def check(shown: Mapping[str, Any]) -> None:
+            try:
+                require(uris_of(shown), own.subject.cluster, _DONORS)
+            except ValueError as error:
+                raise not_a_donor(address, str(error)) from None
+
+        return OneConnection(own.client, check)
 
 
 _EVICTIONS_MAX = 4096
@@ -345,10 +372,10 @@ async def connect(
         WrongSecretError: the ends do not share a secret.
         SlabSizeMismatchError: the donor lends slabs of another size.
     """
-    http = config.http() if config.http is not None else _http_session(OneConnection(config.tls))
+    http = config.http() if config.http is not None else _http_session(config.connection(address))
     ws: aiohttp.ClientWebSocketResponse | None = None
     try:
-        async with errors_explained(address, config.connect_s):
+        async with errors_explained(address, config.connect_s, config.shown):
             ws = await http.ws_connect(
                 f"https://{HostPort(peer or address.host, address.port)}{m.SESSION_PATH}",
                 protocols=(m.SUBPROTOCOL,),
@@ -358,7 +385,8 @@ async def connect(
             )
             if ws.protocol != m.SUBPROTOCOL:
                 raise not_a_daemon(address, "a WebSocket server of another kind answered")
-            welcome = await _handshake(ws, address, identity, config)
+            handshake = _handshake if config.credentials is None else _certified
+            welcome = await handshake(ws, address, identity, config)
             if slab_bytes is not None and welcome.slab_bytes != slab_bytes:
                 await send(ws, m.Goodbye(reason=m.GOODBYE_DONE), config.send_s)
                 raise slab_mismatch(address, welcome.slab_bytes, slab_bytes)
@@ -439,6 +467,30 @@ def _within(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
 
 
+async def _certified(
+    ws: aiohttp.ClientWebSocketResponse,
+    address: HostPort,
+    identity: Identity,
+    config: ClientConfig,
+) -> m.Welcome:
+    """TLS has proved who both ends are."""
+    await send(ws, _hello(identity, ""), config.send_s)
+    welcome = await _expect(ws, address, m.Welcome)
+    if welcome.version not in m.VERSIONS:
+        raise version_mismatch(address, str(welcome.version))
+    return welcome
+
+
+def _hello(identity: Identity, nonce: str) -> m.Hello:
+    return m.Hello(
+        versions=list(m.VERSIONS),
+        device_id=identity.device_id,
+        device_name=clean_name(identity.device_name, "unnamed"),
+        host_name=clean_name(identity.host_name, "unnamed"),
+        nonce=nonce,
+    )
+
+
 async def _handshake(
     ws: aiohttp.ClientWebSocketResponse,
     address: HostPort,
@@ -448,14 +500,7 @@ async def _handshake(
     if config.keys is None:
         raise wrong_secret(address, _NO_KEYS)
     nonce = secrets.token_hex(auth.NONCE_BYTES)
-    hello = m.Hello(
-        versions=list(m.VERSIONS),
-        device_id=identity.device_id,
-        device_name=clean_name(identity.device_name, "unnamed"),
-        host_name=clean_name(identity.host_name, "unnamed"),
-        nonce=nonce,
-    )
-    await send(ws, hello, config.send_s)
+    await send(ws, _hello(identity, nonce), config.send_s)
     challenge = await _expect(ws, address, m.Challenge)
     if challenge.version != m.choose_version(m.VERSIONS, challenge.versions):
         raise version_mismatch(address, ", ".join(map(str, challenge.versions)))
@@ -497,6 +542,8 @@ async def _expect(
     detail = message.detail or message.reason
     if message.reason == m.GOODBYE_SECRET:
         raise wrong_secret(address, detail)
+    if message.reason == m.GOODBYE_CERTIFICATE:
+        raise refused_role(address, detail)
     if message.reason == m.GOODBYE_VERSION:
         raise version_mismatch(address, detail)
     if message.reason == m.GOODBYE_PROTOCOL:
@@ -532,7 +579,7 @@ async def set_draining(address: HostPort, config: ClientConfig, draining: bool) 
     """
     path = m.DRAIN_PATH if draining else m.UNDRAIN_PATH
     key = None if config.keys is None else config.keys.operator
-    if key is None and config.keys is not None:
+    if key is None and config.keys is not None and config.credentials is None:
         raise NotPermittedError(
             "this host has a session key alone, and with that nobody may drain donors",
             where=f"donor {address}",
@@ -550,9 +597,14 @@ async def _fetch_proved(
     kind: type[BodyT],
 ) -> BodyT:
     """Nonce and request go over one connection. The proof covers the certificate that was shown on
-    it, so it is of use on no other."""
-    connection = OneConnection(config.tls)
-    async with errors_explained(address, config.connect_s), _http_session(connection) as http:
+    it, so it is of use on no other. With certificates on both sides there is no more to prove."""
+    connection = config.connection(address)
+    async with (
+        errors_explained(address, config.connect_s, config.shown),
+        _http_session(connection) as http,
+    ):
+        if config.credentials is not None:
+            return (await _fetch(http, address, method, path, kind))[0]
         given, _ = await _fetch(http, address, "GET", m.NONCE_PATH, m.NonceInfo)
         if key is None:
             raise wrong_secret(address, _NO_KEYS)
@@ -571,8 +623,11 @@ async def fetch_version(address: HostPort, config: ClientConfig) -> m.VersionInf
     Raises:
         NoDonorError, ProtocolMismatchError: as for `connect`.
     """
-    connection = OneConnection(config.tls)
-    async with errors_explained(address, config.connect_s), _http_session(connection) as http:
+    connection = config.connection(address)
+    async with (
+        errors_explained(address, config.connect_s, config.shown),
+        _http_session(connection) as http,
+    ):
         return (await _fetch(http, address, "GET", m.VERSION_PATH, m.VersionInfo))[0]
 
 
@@ -596,6 +651,8 @@ async def _fetch(
                 raise not_a_daemon(address, f"an answer of more than {BODY_BYTES_MAX} bytes")
         if response.status == 401:
             raise wrong_secret(address, _SECRETS_DIFFER)
+        if response.status == 403:
+            raise refused_role(address, _said_of(bytes(body)))
         if response.status == 503:
             raise full(address)
         if response.status != 200:
@@ -604,6 +661,13 @@ async def _fetch(
         return m.decode_body(bytes(body), kind), proof
     except ProtocolMismatchError as error:
         raise not_a_daemon(address, error.what) from None
+
+
+def _said_of(body: bytes) -> str:
+    try:
+        return clean_text(m.decode_body(body, m.HttpError).error)
+    except ProtocolMismatchError:
+        return "the donor does not say why"
 
 
 def _http_session(connection: OneConnection) -> aiohttp.ClientSession:

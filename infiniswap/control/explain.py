@@ -8,9 +8,16 @@ import contextlib
 import errno
 import socket
 from collections.abc import AsyncIterator
+from typing import Final
 
 from infiniswap.control import messages as m
 from infiniswap.control.http import aiohttp
+from infiniswap.control.mutual import (
+    EXPIRED,
+    NOT_YET_VALID,
+    SELF_SIGNED,
+    RefusedCertificateError,
+)
 from infiniswap.control.tls import FULL_REASON
 from infiniswap.errors import (
     DonorBusyError,
@@ -18,14 +25,41 @@ from infiniswap.errors import (
     NoDonorError,
     ProtocolMismatchError,
     SlabSizeMismatchError,
+    WrongCertificateError,
     WrongSecretError,
 )
 from infiniswap.units import HostPort, format_size
 
+CERTIFICATE_REQUIRED: Final = "CERTIFICATE_REQUIRED"
+_ANOTHER: Final = "Use a certificate of the authority that the donor trusts (its ca_file)."
+_RENEW: Final = "Renew it and reload; if it is new, correct the clocks of both hosts."
+_ALERTS: Final = {
+    CERTIFICATE_REQUIRED: ("there is none", ""),
+    "CERTIFICATE_EXPIRED": ("it has expired", _RENEW),
+    "UNKNOWN_CA": ("another authority has signed it", _ANOTHER),
+    "BAD_CERTIFICATE": ("it is not valid yet by the donor's clock, or damaged", _RENEW),
+    "UNSUPPORTED_CERTIFICATE": ("it is not for use as a client", _ANOTHER),
+    "CERTIFICATE_UNKNOWN": ("it cannot be used", _ANOTHER),
+    "DECRYPT_ERROR": ("its signature is wrong", _ANOTHER),
+}
+"""TLS alerts about the certificate of the other end, RFC 8446, 6.2: the reason and the remedy."""
+_ONE_MODE: Final = (
+    "Use one of the two on every host: ca_file, certificate_file and key_file under [cluster], or "
+    "secret_file."
+)
+
 
 @contextlib.asynccontextmanager
-async def errors_explained(address: HostPort, wait_s: float) -> AsyncIterator[None]:
-    """Bounds the block and turns what aiohttp raises into errors for people."""
+async def errors_explained(
+    address: HostPort, wait_s: float, shown: str = ""
+) -> AsyncIterator[None]:
+    """Bounds the block and turns what aiohttp raises into errors for people.
+
+    Args:
+        address: of the donor.
+        wait_s: how long the block may take.
+        shown: the names in the certificate that this host shows.
+    """
     try:
         async with asyncio.timeout(wait_s):
             yield
@@ -40,7 +74,11 @@ async def errors_explained(address: HostPort, wait_s: float) -> AsyncIterator[No
             mend=f"Check the address, that the host is up, and that its firewall lets TCP port "
             f"{address.port} in.",
         ) from None
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise untrusted(address, error.certificate_error) from error
     except aiohttp.ClientConnectorSSLError as error:
+        if alert := _alert(error):
+            raise refused_certificate(address, alert, shown) from error
         if FULL_REASON in str(error.os_error):
             raise full(address) from error
         raise not_tls(address) from error
@@ -58,7 +96,62 @@ async def errors_explained(address: HostPort, wait_s: float) -> AsyncIterator[No
     except ConnectionResetError as error:
         raise not_a_daemon(address, "the connection was reset") from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
+        if alert := _alert(error):
+            raise refused_certificate(address, alert, shown) from error
         raise not_a_daemon(address, "the answer is not HTTP") from error
+
+
+def _alert(error: BaseException) -> str:
+    """Which of the alerts about certificates the donor has sent; empty: none."""
+    text = str(error).upper().replace(" ", "_")
+    return next((name for name in _ALERTS if f"ALERT_{name}" in text), "")
+
+
+def untrusted(address: HostPort, error: Exception) -> WrongCertificateError:
+    """The donor's certificate does not count here."""
+    presented, why, code = "", str(error), 0
+    if isinstance(error, RefusedCertificateError):
+        presented, why, code = f" ({error.presented})", error.why, error.verify_code
+    said = f"the donor's certificate{presented} {why}"
+    if code in (EXPIRED, NOT_YET_VALID):
+        mend = "Renew it there and reload the daemon; if it is new, correct the clock of this host."
+    elif code == SELF_SIGNED:
+        said = f"{said}: the donor uses a cluster secret, or is of another cluster"
+        mend = _ONE_MODE
+    else:
+        mend = "Give both hosts certificates of one authority, and its certificate as ca_file."
+    return WrongCertificateError(said, where=f"donor {address}", mend=mend)
+
+
+def refused_certificate(address: HostPort, alert: str, shown: str) -> WrongCertificateError:
+    """The donor does not accept what this host has shown, and `alert` says why."""
+    if alert == CERTIFICATE_REQUIRED:
+        what = "the donor asks for a certificate of its cluster, and this host has a cluster secret"
+        return WrongCertificateError(what, where=f"donor {address}", mend=_ONE_MODE)
+    why, mend = _ALERTS[alert]
+    return WrongCertificateError(
+        f"the donor does not accept the certificate of this host ({shown}): {why}",
+        where=f"donor {address}",
+        mend=mend,
+    )
+
+
+def not_a_donor(address: HostPort, detail: str) -> WrongCertificateError:
+    """The authority has signed the certificate of the other end, but for something else."""
+    return WrongCertificateError(
+        f"who answers is no donor of this cluster: {detail}",
+        where=f"donor {address}",
+        mend="Give that host a certificate with the role donor, or correct cluster.name here.",
+    )
+
+
+def refused_role(address: HostPort, detail: str) -> WrongCertificateError:
+    """The donor has verified our certificate, and what it says is not enough."""
+    return WrongCertificateError(
+        f"the donor refuses this host: {detail}",
+        where=f"donor {address}",
+        mend="Use a certificate of the authority with that role and cluster.",
+    )
 
 
 def cannot_connect(address: HostPort, error: OSError) -> NoDonorError:

@@ -19,6 +19,7 @@ from typing import Final
 
 from infiniswap.control import tls
 from infiniswap.control.handshake_rate import HandshakeRates
+from infiniswap.control.mutual import MutualContext
 from infiniswap.control.peer import peer_of
 from infiniswap.control.tls import ServerTls
 
@@ -51,13 +52,15 @@ class Gate:
         connections_max: at once.
         per_host_max: at once of one peer (see peer_of).
         counters: gets `connections_refused`, `connections_idle_closed`,
-            `connections_unread_closed`, `connections_plain` and `handshakes_limited`.
+            `connections_unread_closed`, `connections_plain`, `handshakes_limited` and
+            `certificates_refused`.
         refused: told the address of each that is refused.
         plain: told the address of each that does not begin TLS.
         tls: key and certificate; None: connections stay plain.
         request_s: how long a peer may take until its first request (`asked`), from its connection
             on; and to read what was sent to it.
         rates: how often peers may begin TLS; None: as often as they like.
+        refused_certificate: told the address of each whose certificate does not count, and why.
     """
 
     def __init__(
@@ -71,10 +74,14 @@ class Gate:
         tls: ServerTls | None = None,
         request_s: float = 5.0,
         rates: HandshakeRates | None = None,
+        refused_certificate: Callable[[str, str], None] = lambda host, why: None,
     ) -> None:
         self.counters = counters
         self.plain = plain
-        self.tls = tls
+        self.speaking = ""
+        """The address of the peer whose handshake goes on in this moment."""
+        self._refused_certificate = refused_certificate
+        self.use_tls(tls)
         self.request_s = request_s
         self._make = make
         self._connections_max = connections_max
@@ -86,6 +93,16 @@ class Gate:
         self._until_asked: dict[asyncio.Protocol, asyncio.TimerHandle] = {}
         self.refused_open = 0
         """Connections that were refused, and whose peers may still be reading why."""
+
+    def use_tls(self, tls: ServerTls | None) -> None:
+        """Shows this from the next connection on."""
+        self.tls = tls
+        if tls is not None and isinstance(tls.context, MutualContext):
+            tls.context.refused = self._certificate_refused
+
+    def _certificate_refused(self, why: str) -> None:
+        self.counters["certificates_refused"] += 1
+        self._refused_certificate(self.speaking, why)
 
     def __call__(self) -> asyncio.BaseProtocol:
         """For loop.create_server."""
@@ -227,6 +244,7 @@ class _Counted(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._tls is not None:
+            self._gate.speaking = self._host
             self._tls.buffer_updated(nbytes)
             return
         assert self._buffer is not None
@@ -261,6 +279,7 @@ class _Counted(asyncio.BufferedProtocol):
             ssl_handshake_timeout=self._gate.request_s,  # type: ignore[arg-type]  # any number
             ssl_shutdown_timeout=_SHUTDOWN_S,
         )
+        self._gate.speaking = self._host
         self._tls.connection_made(self._transport)
         self._feed(self._tls, data)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The donor's end of a handshake: who may begin one, and what both ends prove to each other.
+"""The donor's end of a handshake: who may begin one, and what both ends prove to each other, unless
+their certificates have done that.
 
 The places for peers without a proof are few, and each is held for a bounded time. A peer that has
 flooded a session is refused for a while.
@@ -13,16 +14,21 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST, WebSocket, receive, send
 from infiniswap.control.peer import host_of, peer_of
+from infiniswap.control.roles import Role, require, uris_of
 from infiniswap.control.service import ServerConfig, ServerSession
 from infiniswap.errors import ProtocolMismatchError
 
 log = logging.getLogger(__name__)
+
+
+BORROWERS: Final = frozenset({Role.CONSUMER})
+"""Who may open a session."""
 
 
 class PeerLog:
@@ -51,8 +57,8 @@ class Handshakes:
 
     Args:
         config: bounds and keys.
-        counters: gets `sessions_refused`, `secret_errors`, `protocol_errors` and
-            `handshakes_ended_REASON`.
+        counters: gets `sessions_refused`, `secret_errors`, `certificates_refused`,
+            `protocol_errors` and `handshakes_ended_REASON`.
         log_peer: logs what peers do.
     """
 
@@ -130,6 +136,33 @@ class Handshakes:
         if version is None:
             detail = f"this donor speaks protocol {_list(m.VERSIONS)}, not {_list(hello.versions)}"
             await self._turn_away(ws, m.GOODBYE_VERSION, detail, address)
+            return None
+        if self._config.tls.cluster:
+            return await self._certified(ws, hello, version, address)
+        return await self._challenged(ws, hello, version, address)
+
+    async def _certified(
+        self, ws: WebSocket, hello: m.Hello, version: int, address: str
+    ) -> ServerSession | None:
+        """TLS has verified the certificate: what it says decides."""
+        shown = uris_of(ws.get_extra_info("peercert") or {})
+        try:
+            subject = require(shown, self._config.tls.cluster, BORROWERS)
+        except ValueError as error:
+            self._counters["certificates_refused"] += 1
+            await self._turn_away(ws, m.GOODBYE_CERTIFICATE, str(error), address)
+            return None
+        self._number += 1
+        return ServerSession(self._number, hello, address, version, "", subject.host)
+
+    async def _challenged(
+        self, ws: WebSocket, hello: m.Hello, version: int, address: str
+    ) -> ServerSession | None:
+        if not hello.nonce:
+            detail = (
+                "this donor uses a cluster secret, and no certificates of a cluster's authority"
+            )
+            await self._turn_away(ws, m.GOODBYE_SECRET, detail, address)
             return None
         nonce = secrets.token_hex(auth.NONCE_BYTES)
         transcript = auth.Transcript(

@@ -13,7 +13,7 @@ class KeyRing:
     """One or two sets of keys.
 
     Args:
-        first: of `cluster.secret_file`.
+        first: of `cluster.secret_file`; None: the cluster has certificates, and no proof counts.
         second: of `cluster.second_secret_file`; None: there is none.
         clock: seconds, monotonic.
 
@@ -23,7 +23,7 @@ class KeyRing:
         last_user: who made the last of these.
     """
 
-    def __init__(self, first: Keys, second: Keys | None, clock: Callable[[], float]) -> None:
+    def __init__(self, first: Keys | None, second: Keys | None, clock: Callable[[], float]) -> None:
         self.first = first
         self.second = second
         self.second_uses = 0
@@ -33,9 +33,9 @@ class KeyRing:
 
     def accepted(self) -> tuple[Keys, ...]:
         """All of them, the first one first."""
-        return (self.first,) if self.second is None else (self.first, self.second)
+        return tuple(keys for keys in (self.first, self.second) if keys is not None)
 
-    def change(self, first: Keys, second: Keys | None) -> bool:
+    def change(self, first: Keys | None, second: Keys | None) -> bool:
         """After a reload; returns whether anything has changed."""
         if (first, second) == (self.first, self.second):
             return False

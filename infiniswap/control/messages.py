@@ -10,6 +10,9 @@ field names it. The order at the start:
     auth {proof}                  ->
                                   <-  welcome {proof, donor, incarnation, data_port, ...}
 
+With certificates on both sides TLS has proved everything: the welcome follows the hello, and both
+are without nonce and proof.
+
 Both ends choose the highest version that both lists name; `hello`, `challenge` and `goodbye` never
 change incompatibly, so that any two versions recognise each other. Afterwards either
 end sends requests; each carries an `id` of its sender's own counting, and its answer repeats it.
@@ -37,6 +40,7 @@ from infiniswap.fields import (
     Hex256,
     Name,
     Port,
+    Proof,
     Rate,
     Share,
     Slot,
@@ -108,14 +112,15 @@ def answer_type(request: type[Request[AnswerT]]) -> type[AnswerT]:
 
 
 # ------------------------------------------------------------------ start of a session
-class Hello(Message, frozen=True, tag="hello"):
-    """First message of a consumer."""
+class Hello(Message, frozen=True, tag="hello", omit_defaults=True):
+    """First message of a consumer. Without a nonce where both ends have shown certificates: the
+    answer is a welcome then."""
 
     versions: Versions
     device_id: Uuid
     device_name: Name
     host_name: Name
-    nonce: Hex256
+    nonce: Proof = ""
 
 
 class Challenge(Message, frozen=True, tag="challenge"):
@@ -133,7 +138,8 @@ class Auth(Message, frozen=True, tag="auth"):
 
 
 class Welcome(Message, frozen=True, tag="welcome", omit_defaults=True):
-    """The session is open. Nothing in it counts before `proof`, the donor's, was compared.
+    """The session is open. Nothing in it counts before `proof`, the donor's, was compared. (It is
+    empty where both ends have shown certificates.)
 
     A daemon that finds no slabs of its predecessor starts with a new `incarnation`: all earlier
     leases and their memory are gone. Pages are served at `data_port` of the
@@ -141,7 +147,7 @@ class Welcome(Message, frozen=True, tag="welcome", omit_defaults=True):
     """
 
     version: Count
-    proof: Hex256
+    proof: Proof
     donor_id: Uuid
     donor_name: Name
     incarnation: Hex128
@@ -173,6 +179,7 @@ GOODBYE_RESTART: Final = "restart"
 give them up."""
 GOODBYE_VERSION: Final = "version"
 GOODBYE_SECRET: Final = "secret"
+GOODBYE_CERTIFICATE: Final = "certificate"
 GOODBYE_PROTOCOL: Final = "protocol"
 GOODBYE_SILENCE: Final = "silence"
 GOODBYE_BUSY: Final = "busy"
@@ -185,6 +192,7 @@ GOODBYE_REASONS: Final = (
     GOODBYE_RESTART,
     GOODBYE_VERSION,
     GOODBYE_SECRET,
+    GOODBYE_CERTIFICATE,
     GOODBYE_PROTOCOL,
     GOODBYE_SILENCE,
     GOODBYE_BUSY,

@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from infiniswap.control.http import ResponseHandler, aiohttp
+from infiniswap.control.tls import HearingObject
 from infiniswap.errors import NoDonorError
 
 
@@ -18,21 +20,32 @@ class OneConnection(aiohttp.TCPConnector):
 
     Args:
         tls: see client_context.
+        check: looks at the certificate that was shown, before anything is sent; raises.
 
     Attributes:
         transport: of the connection; None: there is none yet.
     """
 
-    def __init__(self, tls: ssl.SSLContext) -> None:
+    def __init__(
+        self, tls: ssl.SSLContext, check: Callable[[Mapping[str, Any]], None] | None = None
+    ) -> None:
         super().__init__(limit=1, ssl=tls)
+        self._check = check
+        self._tls: ssl.SSLObject | None = None
         self.transport: asyncio.Transport | None = None
 
     async def _create_connection(self, *args: Any, **options: Any) -> ResponseHandler:
         """What a connector has to define, for aiohttp."""
         if self.transport is not None:
+            if isinstance(self._tls, HearingObject) and self._tls.alert:
+                raise ssl.SSLError(ssl.SSL_ERROR_SSL, f"[SSL: {self._tls.alert}]")
             raise NoDonorError("the donor closed the connection", mend="It may be stopping.")
         made = await super()._create_connection(*args, **options)
         self.transport = made.transport
+        assert made.transport is not None
+        self._tls = made.transport.get_extra_info("ssl_object")
+        if self._check is not None:
+            self._check(made.transport.get_extra_info("peercert") or {})
         return made
 
     async def close(self, *, abort_ssl: bool = True) -> None:

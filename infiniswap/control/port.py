@@ -76,11 +76,12 @@ class HttpPort:
     Args:
         limits: bounds.
         counters: gets `connections_refused`, `connections_idle_closed`,
-            `connections_unread_closed`, `connections_plain`, `handshakes_limited` and
-            `http_errors`.
+            `connections_unread_closed`, `connections_plain`, `handshakes_limited`,
+            `certificates_refused` and `http_errors`.
         refused: told the address of each connection that is refused.
         plain: told the address of each that does not begin TLS.
         tls: key and certificate; None: plain HTTP.
+        certificate: told the address of each whose certificate is refused, and why.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class HttpPort:
         refused: Callable[[str], None] = lambda host: None,
         plain: Callable[[str], None] = lambda host: None,
         tls: ServerTls | None = None,
+        certificate: Callable[[str, str], None] = lambda host, why: None,
     ) -> None:
         self._limits = limits
         self._counters = counters
@@ -104,6 +106,7 @@ class HttpPort:
             tls,
             limits.request_s,
             HandshakeRates(limits.tls_per_host, limits.tls_of_strangers),
+            certificate,
         )
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -112,6 +115,10 @@ class HttpPort:
     def router(self) -> web.UrlDispatcher:
         """The routes."""
         return self._app.router
+
+    def use_tls(self, tls: ServerTls) -> None:
+        """Shows another certificate from the next connection on."""
+        self._gate.use_tls(tls)
 
     async def start(self, address: HostPort, mend: str) -> int:
         """Listens and serves; returns the port (another than asked for only when that was 0).

@@ -13,7 +13,8 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
@@ -34,13 +35,27 @@ from infiniswap.control.http import web
 from infiniswap.control.openapi import document
 from infiniswap.control.peer import host_of, peer_of
 from infiniswap.control.port import HttpPort, PortLimits, error_answer, json_answer
+from infiniswap.control.roles import Role, require, uris_of
 from infiniswap.control.scrape import UNAUTHORIZED, answer, may_scrape
 from infiniswap.control.service import ServerConfig, ServerSession, Service
+from infiniswap.control.tls import ServerTls
 from infiniswap.errors import RequestRefusedError
 from infiniswap.keys import Keys
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """Who may ask: whoever has that key or, with certificates, one of these roles."""
+
+    key_of: Callable[[Keys], bytes | None]
+    roles: frozenset[Role]
+
+
+_READ: Final = _Access(lambda keys: keys.session, frozenset({Role.CONSUMER, Role.OPERATOR}))
+_OPERATE: Final = _Access(lambda keys: keys.operator, frozenset({Role.OPERATOR}))
 
 
 class ControlServer:
@@ -68,7 +83,14 @@ class ControlServer:
             tls_per_host=config.tls_per_host,
             tls_of_strangers=config.tls_of_strangers,
         )
-        self._port = HttpPort(limits, self.counters, self._kept_out, self._no_tls, config.tls)
+        self._port = HttpPort(
+            limits,
+            self.counters,
+            self._kept_out,
+            self._no_tls,
+            config.tls,
+            self._bad_certificate,
+        )
         router = self._port.router
         router.add_get(m.SESSION_PATH, self._session)
         router.add_get(m.STATUS_PATH, self._status)
@@ -83,6 +105,10 @@ class ControlServer:
     def sessions(self) -> tuple[ServerSession, ...]:
         """Those that are open."""
         return tuple(self._sessions.values())
+
+    def use_tls(self, tls: ServerTls) -> None:
+        """Shows another certificate of the same cluster from the next connection on."""
+        self._port.use_tls(tls)
 
     # -------------------------------------------------------------- start and stop
 
@@ -112,11 +138,14 @@ class ControlServer:
     async def _proven(
         self,
         request: web.Request,
-        key_of: Callable[[Keys], bytes | None],
+        access: _Access,
         answer_it: Callable[[], Awaitable[web.Response]],
         unauthorized: str = "the proof of the cluster secret is missing or wrong",
     ) -> web.StreamResponse:
-        """Answers whoever has proved such a key, with the donor's own proof."""
+        """Answers whoever has proved such a key, with the donor's own proof; with certificates,
+        whoever has shown one with such a role."""
+        if self._config.tls.cluster:
+            return await self._certified(request, access.roles, answer_it)
         given = auth.parse_http_authorization(request.headers.get("Authorization", ""))
         now_s = asyncio.get_running_loop().time()
         if given is not None and self._nonces.is_good(given[0], now_s):
@@ -124,7 +153,7 @@ class ControlServer:
                 self._config.tls.digest, request.method, request.path, given[0]
             )
             for keys in self._config.keys.accepted():
-                key = key_of(keys)
+                key = access.key_of(keys)
                 if key is None or not auth.proofs_equal(given[1], auth.http_proof(key, asked)):
                     continue
                 self._config.keys.used(keys, f"a command at {_peer_name(request)}")
@@ -135,11 +164,27 @@ class ControlServer:
         self.counters["http_unauthorized"] += 1
         return error_answer(401, unauthorized)
 
+    async def _certified(
+        self,
+        request: web.Request,
+        roles: frozenset[Role],
+        answer_it: Callable[[], Awaitable[web.Response]],
+    ) -> web.StreamResponse:
+        transport = request.transport
+        shown = None if transport is None else transport.get_extra_info("peercert")
+        try:
+            require(uris_of(shown or {}), self._config.tls.cluster, roles)
+        except ValueError as error:
+            self.counters["certificates_refused"] += 1
+            self._bad_certificate(_peer_name(request), str(error))
+            return error_answer(403, str(error))
+        return await answer_it()
+
     async def _status(self, request: web.Request) -> web.StreamResponse:
         async def status() -> web.Response:
             return json_answer(self._service.status())
 
-        return await self._proven(request, _session_key, status)
+        return await self._proven(request, _READ, status)
 
     async def _drain(self, request: web.Request) -> web.StreamResponse:
         """Two paths without a body: the proof covers the whole request."""
@@ -149,13 +194,13 @@ class ControlServer:
             log.warning("%s asks for %s", _peer_name(request), "drain" if draining else "undrain")
             return json_answer(await self._service.set_draining(draining))
 
-        return await self._proven(request, _operator_key, drain)
+        return await self._proven(request, _OPERATE, drain)
 
     async def _openapi(self, request: web.Request) -> web.StreamResponse:
         async def openapi() -> web.Response:
             return json_answer(document(__version__))
 
-        return await self._proven(request, _session_key, openapi)
+        return await self._proven(request, _READ, openapi)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         async def metrics() -> web.Response:
@@ -163,7 +208,7 @@ class ControlServer:
 
         if may_scrape(request, self._config.metrics_token):
             return await metrics()
-        return await self._proven(request, _session_key, metrics, UNAUTHORIZED)
+        return await self._proven(request, _READ, metrics, UNAUTHORIZED)
 
     async def _version(self, _request: web.Request) -> web.StreamResponse:
         return json_answer(
@@ -269,18 +314,13 @@ class ControlServer:
             host,
         )
 
+    def _bad_certificate(self, host: str, why: str) -> None:
+        self._log_peer("refused a connection from %s: %s", host, why)
+
     def _kept_out(self, host: str) -> None:
         self._log_peer(
             "refused a connection from %s: too many are open, or too many began lately", host
         )
-
-
-def _session_key(keys: Keys) -> bytes | None:
-    return keys.session
-
-
-def _operator_key(keys: Keys) -> bytes | None:
-    return keys.operator
 
 
 def _peer_name(request: web.Request) -> str:

@@ -66,7 +66,15 @@ class ServerConfig:
 class ServerSession:
     """A consumer's open session, as the service sees it."""
 
-    def __init__(self, number: int, hello: m.Hello, address: str, version: int, proof: str) -> None:
+    def __init__(
+        self,
+        number: int,
+        hello: m.Hello,
+        address: str,
+        version: int,
+        proof: str,
+        certified_host: str = "",
+    ) -> None:
         self.number = number
         self.proof = proof
         """The donor's, for the welcome."""
@@ -74,7 +82,9 @@ class ServerSession:
         self.device_name = hello.device_name
         self.host_name = hello.host_name
         self.address = address
-        self.consumer = consumer_of(address)
+        self.certified_host = certified_host
+        """As its certificate says; empty: it has proved the cluster secret."""
+        self.consumer = certified_host or consumer_of(address)
         self.version = version
         self._refused_maps: deque[int] = deque(maxlen=16)  # ids, the latest
         self._channel: Channel | None = None

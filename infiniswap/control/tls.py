@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """TLS 1.3 on the control port: contexts, the digest of a certificate, and bounded buffers.
 
-No certificate is trusted here. Each end binds its proof of the cluster secret to the digest of the
-server's certificate (infiniswap.control.auth), so an end in the middle, which has to show another
-certificate, can forward no proof.
+No certificate is trusted here (infiniswap.control.mutual does that). Each end binds its proof of
+the cluster secret to the digest of the server's certificate (infiniswap.control.auth), so an end in
+the middle, which has to show another certificate, can forward no proof.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import ssl
 from asyncio import constants, sslproto
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from infiniswap.errors import ProtocolMismatchError
 
@@ -50,10 +50,13 @@ class ServerTls:
     Attributes:
         context: with key and certificate.
         certificate: in DER form.
+        cluster: whose certificates clients have to show; empty: they show none, and prove the
+            cluster secret.
     """
 
     context: ssl.SSLContext
     certificate: bytes
+    cluster: str = ""
 
     @property
     def digest(self) -> bytes:
@@ -71,26 +74,57 @@ def server_tls(pem: bytes) -> ServerTls:
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     # No connection is resumed: each session brings its own proof.
     context.num_tickets = 0
+    return ServerTls(context, load_pem(context, pem))
+
+
+def load_pem(context: ssl.SSLContext, pem: bytes) -> bytes:
+    """Has a context show the certificates of a text, which has the key of the first as well.
+
+    Returns:
+        The first certificate, in DER form.
+
+    Raises:
+        ValueError: they cannot be used.
+    """
     # OpenSSL reads files only, and the key shall be in none that others may see.
     descriptor = os.memfd_create("infiniswap-key")
     try:
         os.write(descriptor, pem)
         # OpenSSL would ask the terminal for a password.
         context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=_no_password)
-        # The first one is the server's own: SSL_CTX_use_certificate_chain_file(3).
+        # The first one is our own: SSL_CTX_use_certificate_chain_file(3).
         found = PEM_CERTIFICATE.search(pem)
         if found is None:
             raise ValueError("there is no certificate in it")
-        certificate = ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
+        return ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
     except OSError as error:  # as ssl.SSLError is
         raise ValueError(error.strerror or str(error)) from None
     finally:
         os.close(descriptor)
-    return ServerTls(context, certificate)
 
 
 def _no_password() -> str:
     raise ValueError("its key is encrypted, and nobody is there to give the password")
+
+
+class HearingObject(ssl.SSLObject):
+    """A connection that remembers which alert has ended it: the other end has refused our
+    certificate, or asks for one. aiohttp forgets that when it tries again.
+
+    Attributes:
+        alert: OpenSSL's name for it; empty: none.
+    """
+
+    alert: str = ""
+
+    def read(self, *args: Any, **options: Any) -> Any:
+        """See ssl.SSLObject."""
+        try:
+            return super().read(*args, **options)
+        except ssl.SSLError as error:
+            if error.reason and "ALERT" in error.reason:
+                self.alert = error.reason
+            raise
 
 
 def client_context() -> ssl.SSLContext:
@@ -98,19 +132,25 @@ def client_context() -> ssl.SSLContext:
     connection needs is loaded now: a successor must not read a file when its turn has come."""
     codecs.lookup("idna")  # of the server's name, also where that is an address
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    context.sslobject_class = HearingObject
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
 
 
 def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    bounded(context)
+    return context
+
+
+def bounded(context: ssl.SSLContext) -> None:
+    """TLS 1.3 alone, and bounded buffers."""
     # asyncio offers no other way: these hold for every connection of this process.
     sslproto.SSLProtocol.max_size = _RECORD_BYTES
     constants.FLOW_CONTROL_HIGH_WATER_SSL_WRITE = _UNREAD_KIB  # type: ignore[misc]
     constants.FLOW_CONTROL_HIGH_WATER_SSL_READ = _UNREAD_KIB  # type: ignore[misc]
-    context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    return context
 
 
 def peer_digest(connection: WebSocket | asyncio.BaseTransport | None) -> bytes:

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.config import SECTIONS, Config
+from infiniswap.control.pki import load
+from infiniswap.control.roles import Role
 from infiniswap.errors import ConfigError, NotPermittedError, from_oserror
 from infiniswap.secret import read_password
 
@@ -53,6 +55,9 @@ def write(config: Config, directory: Path, owner: tuple[int, int]) -> None:
     """
     if config.cluster.secret_file is not None:
         config.keys()
+    files = config.certificates()
+    if files is not None:
+        load(files, config.cluster.name, Role.DONOR)
     config.metrics_token()
     if config.mqtt.password_file is not None:
         read_password(config.mqtt.password_file)

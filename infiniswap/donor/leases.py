@@ -51,10 +51,13 @@ class LeaseState(enum.Enum):
     EXPIRED = "expired"
 
 
-class LeaseRecord(Struct, frozen=True, forbid_unknown_fields=True):
+class LeaseRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Whose lease it is, and how the device that reclaims it is recognised.
 
     It is also what a successor reads of it (infiniswap.donor.records).
+
+    Attributes:
+        certified_host: the host that its certificate named; empty: without certificates.
     """
 
     lease: U53
@@ -65,6 +68,7 @@ class LeaseRecord(Struct, frozen=True, forbid_unknown_fields=True):
     slots_max: int
     reclaim: Hex128
     epoch: U53
+    certified_host: str = ""
 
 
 @dataclass(slots=True)
@@ -81,11 +85,12 @@ class GrantedLease:
     lease: int = field(init=False)
     """Its number."""
     consumer: str = field(init=False)
-    """See infiniswap.control.peer: that of the session that it was granted to."""
+    """That of the session that it was granted to: the host of its certificate, or what
+    infiniswap.control.peer says of its address."""
 
     def __post_init__(self) -> None:
         self.lease = self.record.lease
-        self.consumer = consumer_of(self.record.address)
+        self.consumer = self.record.certified_host or consumer_of(self.record.address)
 
 
 class LeaseTable:

@@ -104,6 +104,7 @@ _SERVICE_ERRORS: Final = (
 _HARVEST_ERRORS: Final = ("clock_jumps", "figures_refused", "harvest_errors", "slabs_refused")
 _SERVER_ERRORS: Final = (
     "answers_unawaited",
+    "certificates_refused",
     "connections_idle_closed",
     "connections_plain",
     "connections_refused",

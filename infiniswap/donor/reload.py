@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from infiniswap.config import Config
@@ -44,6 +44,8 @@ class Reloader:
         keep_awake: KeepAwake,
         keys: KeyRing,
     ) -> None:
+        self.on_reload: Callable[[], Awaitable[None]] | None = None
+        """Reads the certificate again as well."""
         self._config = config
         self._harvester = harvester
         self._service = service
@@ -59,8 +61,11 @@ class Reloader:
             load: reads it; blocking.
         """
         loop = asyncio.get_running_loop()
+        if self.on_reload is not None:
+            await self.on_reload()
         try:
-            wanted, first, second = await loop.run_in_executor(None, lambda: _load(load))
+            before = self._config
+            wanted, first, second = await loop.run_in_executor(None, lambda: _load(load, before))
             await self._harvester.refresh(0.0)
             pool_limits(wanted, self._harvester.figures)
             outcome = self._take_over(wanted)
@@ -75,6 +80,8 @@ class Reloader:
 
     def _take_over(self, wanted: Config) -> Outcome:
         before = self._config
+        if _changes_mode(before, wanted):
+            return Outcome.between(before, before, wanted, "daemon")
         try:
             config = merged(before, wanted, "daemon")
             limits = pool_limits(config, self._harvester.figures)
@@ -98,7 +105,16 @@ class Reloader:
         self._keep_awake.set_mode(config.daemon.keep_awake)
 
 
-def _load(load: Callable[[], Config]) -> tuple[Config, Keys, Keys | None]:
+def _load(load: Callable[[], Config], before: Config) -> tuple[Config, Keys | None, Keys | None]:
+    """The configuration, and the keys that count from now on."""
     config = load()
-    check_listen_secret(config.daemon.listen, config.cluster.secret_file)
-    return config, donor_keys(config), second_keys(config)
+    check_listen_secret(config.daemon.listen, config.cluster.trust_file)
+    source = before if _changes_mode(before, config) else config
+    if source.cluster.ca_file is not None:
+        return config, None, None
+    return config, donor_keys(source), second_keys(source)
+
+
+def _changes_mode(before: Config, wanted: Config) -> bool:
+    """Between secret and certificates, which waits for a restart with everything else."""
+    return (before.cluster.ca_file is None) != (wanted.cluster.ca_file is None)

@@ -106,6 +106,7 @@ class Requests:
             slots_max=request.slots_max,
             reclaim=secrets.token_hex(16),
             epoch=self.store.lease_stats(number).epoch,
+            certified_host=session.certified_host,
         )
         lease = self.table.grant(record, session.number, self.clock())
         await self.work.whole(self.written.write_down(lease), number)

@@ -38,6 +38,7 @@ from infiniswap.control.service import ServerConfig
 from infiniswap.control.tls import ServerTls
 from infiniswap.donor.certificate import certificate_path, donor_certificate
 from infiniswap.donor.cluster_keys import donor_keys, second_keys
+from infiniswap.donor.credentials import DonorCredentials, donor_credentials
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.home import Home, NoHome, make_run_dir, open_home
 from infiniswap.donor.identity import DonorIdentity, make_identity
@@ -147,18 +148,20 @@ async def serve(
         ConflictError: a port is in use.
         EngineError, SystemCallError: the store or a port cannot be set up.
     """
-    check_listen_secret(config.daemon.listen, config.cluster.secret_file)
-    keys = KeyRing(
-        await asyncio.to_thread(donor_keys, config),
-        await asyncio.to_thread(second_keys, config),
-        clock,
-    )
-    tls, note = await asyncio.to_thread(donor_certificate, config.daemon.state_dir)
+    check_listen_secret(config.daemon.listen, config.cluster.trust_file)
+    credentials = await asyncio.to_thread(donor_credentials, config)
+    if credentials is None:
+        first = await asyncio.to_thread(donor_keys, config)
+        keys = KeyRing(first, await asyncio.to_thread(second_keys, config), clock)
+        tls, note = await asyncio.to_thread(donor_certificate, config.daemon.state_dir)
+    else:
+        keys, tls, note = KeyRing(None, None, clock), credentials.tls, ""
     control = replace(
         _server_config(config, tls, keys, stop_s, handshake_s), tls_per_host=tls_per_host
     )
     async with contextlib.AsyncExitStack() as stack:
-        donor = await _start(stack, config, control, store_factory, memory, SteadyClock(clock))
+        steady = SteadyClock(clock)
+        donor = await _start(stack, config, control, store_factory, memory, steady, credentials)
         if note:
             donor.service.degraded["certificate"] = [note]
         yield donor
@@ -172,6 +175,7 @@ async def _start(
     store_factory: StoreFactory,
     memory: MemorySource,
     clock: SteadyClock,
+    credentials: DonorCredentials | None,
 ) -> Donor:
     """Starts each part, and leaves on the stack what stops it again, the last one first."""
     daemon = config.daemon
@@ -217,10 +221,15 @@ async def _start(
         log.warning("%s", note)
     keep_awake = KeepAwake(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
     reloader = Reloader(config, harvester, service, keep_awake, control.keys)
+    if credentials is not None:
+        service.degraded["credentials"] = credentials.degraded
+        reloader.on_reload = lambda: credentials.look(server, at_once=True)
     ports = Ports(service.control_port, service.data_port)
     donor = Donor(ports, service, server, harvester, reloader)
     stack.callback(_watch_pressure(harvester))
-    await stack.enter_async_context(_loops(donor, config, control.keys, keep_awake, background))
+    await stack.enter_async_context(
+        _loops(donor, config, control.keys, keep_awake, background, credentials)
+    )
     # A donor that ends by a fault is started again, like one that gets a SIGTERM.
     stack.callback(lambda: _settle(home, service, donor.gives_back))
     return donor
@@ -230,7 +239,7 @@ async def _serve_local(
     stack: contextlib.AsyncExitStack, config: Config, service: DonorService, server: ControlServer
 ) -> None:
     """Where no secret is configured every user of this host may read the status, and no more."""
-    if config.cluster.secret_file is not None or config.daemon.run_dir is None:
+    if config.cluster.trust_file is not None or config.daemon.run_dir is None:
         return
     local = LocalPort(service, server.counters)
     try:
@@ -349,7 +358,12 @@ def _settle(home: Home | NoHome, service: DonorService, gives_back: bool = False
 
 @contextlib.asynccontextmanager
 async def _loops(
-    donor: Donor, config: Config, keys: KeyRing, keep_awake: KeepAwake, background: Executor
+    donor: Donor,
+    config: Config,
+    keys: KeyRing,
+    keep_awake: KeepAwake,
+    background: Executor,
+    credentials: DonorCredentials | None,
 ) -> AsyncIterator[None]:
     """The donor's own tasks, while the block lasts."""
     service = donor.service
@@ -359,6 +373,8 @@ async def _loops(
         "keep-awake": keep_awake.run(),
         "drain": service.drain.run(),
     }
+    if credentials is not None:
+        loops["certificate"] = credentials.run(donor.server)
     if config.cluster.discovery == "mqtt":
         # Late: a daemon with a list of peers has no use for it.
         from infiniswap.donor.announce import announce
@@ -465,6 +481,11 @@ def _log_start(config: Config, service: DonorService, limits: HeadroomConfig) ->
             "That shows the pages of devices with seal = false: leave device.seal on",
             extra=events.about(events.PLAIN_TCP),
         )
+    if config.cluster.certificate_file is not None:
+        log.info(
+            "peers have to show certificates; this host shows %s", config.cluster.certificate_file
+        )
+        return
     if config.cluster.secret_file is None:
         log.info(
             "no cluster secret is configured: users of this host who may read %s borrow memory",

@@ -291,6 +291,10 @@ class FakeStore:
                 "write_bytes": 0,
                 "request_errors": 0,
                 "protocol_errors": 0,
+                "rdma_connections": 0,
+                "rdma_regions": 0,
+                "rdma_ahead": 0,
+                "rdma_failures": 0,
             }
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from infiniswap.config import Config, DeviceConfig
+from infiniswap.control.access import check_certificates
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.secret import (
     check_listen_secret,
@@ -49,8 +50,9 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
         config: to look at.
         has_devices: whether devices are declared on this host.
     """
-    yield from _guard(lambda: check_listen_secret(config.daemon.listen, config.cluster.secret_file))
+    yield from _guard(lambda: check_listen_secret(config.daemon.listen, config.cluster.trust_file))
     yield from _guard(lambda: _keys(config))
+    yield from _guard(lambda: check_certificates(config))
     yield from _guard(lambda: _host_key(config))
     yield from _guard(
         lambda: check_metrics_listen(config.device.metrics_listen, config.metrics_token())

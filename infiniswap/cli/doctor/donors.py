@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 from infiniswap.cli.doctor import broker
@@ -11,13 +12,22 @@ from infiniswap.cli.doctor.finding import Finding, degraded, good
 from infiniswap.cli.status import AskedDonor, ask, local_donor
 from infiniswap.config import Config
 from infiniswap.discovery.find import find
-from infiniswap.secret import check_listen_secret
+from infiniswap.secret import CertificateFiles, check_listen_secret
 from infiniswap.units import format_size, format_size_short
+
+RENEW = (
+    "get another certificate from the authority, put the files in place, then reload daemon and "
+    "devices"
+)
 
 
 def secret(config: Config) -> Iterator[Finding]:
     """Whether a daemon could serve other hosts. Raises what is wrong with it."""
-    check_listen_secret(config.daemon.listen, config.cluster.secret_file)
+    check_listen_secret(config.daemon.listen, config.cluster.trust_file)
+    files = config.certificates()
+    if files is not None:
+        yield from _certificate(files, config.cluster.name)
+        return
     found = config.keys()
     if found is None or config.cluster.secret_file is None:
         yield good("secret", "none; none is needed, because the daemon serves this host alone")
@@ -25,6 +35,18 @@ def secret(config: Config) -> Iterator[Finding]:
         yield good("secret", f"{config.cluster.secret_file}: a session key, which drains no donor")
     else:
         yield good("secret", f"{config.cluster.secret_file}: 256 bits, for root alone")
+
+
+def _certificate(files: CertificateFiles, cluster: str) -> Iterator[Finding]:
+    from infiniswap.control.pki import check_date, day, load
+
+    found = load(files, cluster)
+    check_date(found)
+    if warning := found.warning(time.time()):
+        yield degraded("secret", warning, RENEW)
+    else:
+        until = day(found.until_s)
+        yield good("secret", f"none: {files.certificate} ({found.shown}), good until {until}")
 
 
 def donors(config: Config) -> Iterator[Finding]:
@@ -40,7 +62,9 @@ def donors(config: Config) -> Iterator[Finding]:
             "infiniswap doctor --donors HOST[:PORT],... (for good: `peers` under [cluster])",
         )
         return
-    asked = ask(peers, config.keys(), config.cluster.ask_s, local_donor(config))
+    from infiniswap.control.access import client_config
+
+    asked = ask(peers, client_config(config, config.cluster.ask_s), local_donor(config))
     for row in asyncio.run(asked):
         yield from _donor(config, row)
 

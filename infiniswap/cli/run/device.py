@@ -179,8 +179,9 @@ def _disk_choice(backup: str | None) -> dict[str, int]:
 async def _lendable(config: configuration.Config, donors: tuple[HostPort, ...]) -> tuple[int, str]:
     """Bytes, and why some donors lend nothing."""
     from infiniswap.cli.status import ask, lendable
+    from infiniswap.control.access import client_config
 
-    return lendable(await ask(donors, config.keys(), config.cluster.ask_s))
+    return lendable(await ask(donors, client_config(config, config.cluster.ask_s)))
 
 
 def leave(paths: rundir.DevicePaths, watch: lost.Watch | None, held_bytes: int) -> None:

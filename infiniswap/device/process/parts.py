@@ -12,7 +12,7 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.frontends.taken_away import TakenAway
 from infiniswap.device.off_loop import run_to_end
 from infiniswap.device.process.runs import Runs
+from infiniswap.device.process.shown import Shown, tend_certificate
 from infiniswap.device.process.tend import tend_key
 from infiniswap.device.slabs.finder import Finder
 from infiniswap.device.slabs.mapper import SlabMapper
@@ -37,7 +38,6 @@ from infiniswap.device.succession.repairs import Repairs
 from infiniswap.device.succession.standby import warm_up
 from infiniswap.engine.protocol import Engine, EngineConfig
 from infiniswap.errors import InfiniswapError, MemoryLimitError
-from infiniswap.keys import Keys
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
 from infiniswap.system.keep_awake import KeepAwake
@@ -85,8 +85,7 @@ class Parts:
         self.finder = Finder(spec, self.blocking)
         self.keep_awake: KeepAwake | None = None
         self._executor = ThreadPoolExecutor(_EXECUTOR_THREADS, thread_name_prefix="device")
-        self._client: ClientConfig | None = None
-        self._second_keys: Keys | None = None
+        self._shown: Shown | None = None
         self._engine: Engine | None = None
         self._mapper: SlabMapper | None = None
         self._link_config: LinkConfig | None = None
@@ -122,22 +121,22 @@ class Parts:
         """Starts the threads for `blocking` now. Blocking."""
         warm_up(self._executor, _EXECUTOR_THREADS)
 
-    def make_client(self) -> ClientConfig:
-        """Makes what connections to donors need; reads the secret.
+    def make_client(self, *, is_start: bool) -> ClientConfig:
+        """Makes what connections to donors need; reads secret or certificate. Blocking.
 
         Raises:
-            ConfigError: the secret cannot be used.
+            ConfigError: it cannot be used; at a start also a certificate that is out of date.
         """
         config = self.spec.config
         connect_s = max(config.cluster.ask_s, 0.5)
-        self._client = ClientConfig(keys=config.keys(), connect_s=connect_s)
-        self._second_keys = config.second_keys()
-        return self._client
+        self._shown = Shown(config, connect_s, is_start=is_start)
+        return self._shown.client
 
-    def has_other_keys(self, first: Keys | None, second: Keys | None) -> bool:
-        """Whether these differ from those that are in use."""
-        assert self._client is not None
-        return (first, second) != (self._client.keys, self._second_keys)
+    @property
+    def shown(self) -> Shown:
+        """What donors are shown, once `make_client` was called."""
+        assert self._shown is not None
+        return self._shown
 
     # ------------------------------------------------------------------------ engine
 
@@ -177,11 +176,10 @@ class Parts:
 
     def start_mapper(self) -> None:
         """The mapper with links to the donors that are known, and its loop."""
-        assert self._client is not None
         self._mapper = make_mapper(self.spec, self.engine, asyncio.get_running_loop().time())
         self._link_config = LinkConfig(
             identity=self.identity,
-            client=self._client,
+            client=self.shown.client,
             device=self.spec.config.device,
             suspend_s=self.spec.config.policy.suspend_s,
             slab_count=self.spec.slab_count,
@@ -254,26 +252,33 @@ class Parts:
         """Locks memory and so on; notes what this host refuses. Blocking."""
         self.degraded = sentences(make_swap_safe())
 
-    def retune(self, spec: DeviceSpec, keys: tuple[Keys | None, Keys | None] | None = None) -> None:
-        """Puts the values of a spec in force, and keeps it where others read it. `keys`: new ones
-        of the first and the second secret; open sessions go on."""
+    def start_certificate(self, renewed: Callable[[], Awaitable[None]]) -> None:
+        """The loop that looks for a renewed certificate; `renewed` is called after a change."""
+        if self.shown.has_certificate:
+            self._loop("certificate", tend_certificate(self.shown, self.blocking, renewed))
+
+    def use_client(self) -> None:
+        """Sessions that are opened from now on show what `shown` has now."""
         assert self._link_config is not None
-        assert self._client is not None
-        if keys is not None:
-            first, self._second_keys = keys
-            self._client = dataclasses.replace(self._client, keys=first)
+        self._link_config = dataclasses.replace(self._link_config, client=self.shown.client)
+        for link in self.mapper.known_donors.links:
+            link.connections.config = self._link_config
+
+    def retune(self, spec: DeviceSpec, *, has_other_keys: bool = False) -> None:
+        """Puts the values of a spec in force, and keeps it where others read it. `has_other_keys`:
+        `shown` has changed; open sessions go on."""
+        assert self._link_config is not None
         assert self.attachment is not None
         device, policy, mapper = spec.config.device, spec.config.policy, self.mapper
         self.spec = spec
         mapper.tune(policy, _refill_pages_per_s(spec))
         self._link_config = dataclasses.replace(
-            self._link_config, client=self._client, device=device, suspend_s=policy.suspend_s
+            self._link_config, device=device, suspend_s=policy.suspend_s
         )
-        for link in mapper.known_donors.links:
-            link.connections.config = self._link_config
+        self.use_client()
         if self.keep_awake is not None:
             self.keep_awake.set_mode(device.keep_awake)
-        self.finder.tell(spec, mapper.known_donors, self.make_link, has_other_keys=keys is not None)
+        self.finder.tell(spec, mapper.known_donors, self.make_link, has_other_keys=has_other_keys)
         rundir.write_record(self.paths.record, spec)
         self.succession.keep_spec(spec, self.attachment)
 

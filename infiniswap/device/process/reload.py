@@ -13,11 +13,9 @@ from pathlib import Path
 import msgspec
 
 from infiniswap import config as configuration
-from infiniswap.config import Config
 from infiniswap.config_changes import Outcome, merged
 from infiniswap.device.spec.spec import DeviceSpec, completed
 from infiniswap.errors import ConfigError, InfiniswapError
-from infiniswap.keys import Keys
 
 
 def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
@@ -32,10 +30,16 @@ def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
     path = None if spec.config_file is None else Path(spec.config_file)
     try:
         wanted = configuration.load(path, spec.flags)
-        keys_of(wanted)
+        wanted.keys()
+        wanted.second_keys()
     except InfiniswapError as error:
         return spec, Outcome(error=error)
     running = spec.config
+    if (running.cluster.ca_file is None) != (wanted.cluster.ca_file is None) and (
+        wanted.cluster.trust_file is not None
+    ):
+        # From a secret to certificates, or back: everything waits for a stop and a start.
+        return spec, Outcome.between(running, running, wanted, "device")
     if running.cluster.discovery != "mqtt":
         running = dataclasses.replace(running, mqtt=wanted.mqtt)  # it listens to no broker
     wanted = completed(wanted, running)
@@ -45,13 +49,3 @@ def plan(spec: DeviceSpec) -> tuple[DeviceSpec, Outcome]:
         config = running
     outcome = Outcome.between(running, config, wanted, "device")
     return msgspec.structs.replace(spec, config=config), outcome
-
-
-def keys_of(config: Config) -> tuple[Keys | None, Keys | None]:
-    """The keys of the first and of the second secret. Blocking: reads the files, whose contents may
-    have changed under the same names.
-
-    Raises:
-        ConfigError: they cannot be used.
-    """
-    return config.keys(), config.second_keys()

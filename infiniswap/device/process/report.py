@@ -87,6 +87,7 @@ def snapshot(
         degraded=[
             *parts.degraded,
             *parts.key.degraded(spec),
+            *parts.shown.degraded(),
             *([str(problem)] if problem else []),
             *reloaded,
             *parts.succession.degraded(),

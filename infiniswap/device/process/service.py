@@ -115,6 +115,7 @@ class DeviceService:
     def begin(self) -> bool:
         """From here on it can be joined and stopped; False: the start was interrupted, stop it."""
         self._parts.state = "serving"
+        self._parts.start_certificate(self._certificate_renewed)
         self._serving_since_s = time.time()
         self._began.set()
         if self._start.interrupted:
@@ -149,17 +150,20 @@ class DeviceService:
         """
         self._require_serving()
         spec, self._outcome = await self._parts.blocking(lambda: reload.plan(self.spec))
-        keys, has_other_keys = None, False
+        has_other_keys = False
         if self._outcome.error is None:
-            keys = await self._parts.blocking(lambda: reload.keys_of(spec.config))
-            has_other_keys = self._parts.has_other_keys(*keys)
+            has_other_keys = await self._parts.blocking(lambda: self._parts.shown.read(spec.config))
         if self._outcome.applied or has_other_keys:
-            self._parts.retune(spec, keys if has_other_keys else None)
+            self._parts.retune(spec, has_other_keys=has_other_keys)
         self._outcome.log("device")
         if has_other_keys:
-            log.info("the secrets of the cluster have changed; open sessions go on")
+            log.info("%s; open sessions go on", self._parts.shown.changed)
             await self._renew_standby()
         return self._outcome
+
+    async def _certificate_renewed(self) -> None:
+        self._parts.use_client()
+        await self._renew_standby()
 
     async def _renew_standby(self) -> None:
         """The standby has the former keys in its memory, and will have no time to read files."""
@@ -169,7 +173,7 @@ class DeviceService:
             await self.holder.renew()
         except ConflictError as error:
             log.warning(
-                "the standby has the former secret of the cluster: %s; run `infiniswap device "
+                "the standby has the former secret or certificate: %s; run `infiniswap device "
                 "reload %s` again",
                 error,
                 self.spec.name,

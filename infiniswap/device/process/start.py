@@ -71,7 +71,7 @@ class Start:
             parts.was_kept = parts.paths.kept.exists()
             contents.check(parts.paths, spec)
             await parts.blocking(lambda: parts.key.begin(parts.paths, spec))
-            client = parts.make_client()
+            client = parts.make_client(is_start=True)
             await parts.finder.begin()
             parts.warnings += await check_donors(parts.finder, spec, parts.identity, client)
             await parts.blocking(parts.make_engine)

@@ -30,7 +30,7 @@ def prepare(parts: Parts, state_fd: int, key_fd: int, note: bytes) -> None:
     Raises:
         InfiniswapError: this code cannot take the device over.
     """
-    parts.make_client()
+    parts.make_client(is_start=False)
     parts.succession.note = note
     parts.key.inherit(key_fd, parts.spec)
     state = hand_over.reopen(state_fd)

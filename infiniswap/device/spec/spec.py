@@ -21,6 +21,7 @@ from infiniswap.config import (
     PolicyConfig,
     key_name,
 )
+from infiniswap.control.roles import Role
 from infiniswap.control.text import clean_text
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.json_text import NotJsonError, decode_json
@@ -102,6 +103,9 @@ class _Record(Struct, frozen=True, kw_only=True):
     flags: dict[str, str] = {}
     metrics_token_file: Path | None = None
     second_secret_file: Path | None = None
+    ca_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
     seal: bool = False
     host_key_file: str = ""
 
@@ -110,6 +114,9 @@ _SPEC_FIELDS: Final = frozenset(DeviceSpec.__struct_fields__) - {"config"}
 _CLUSTER_FIELDS: Final = (
     "secret_file",
     "second_secret_file",
+    "ca_file",
+    "certificate_file",
+    "key_file",
     "peers_file",
     "metrics_token_file",
     "ask_s",
@@ -161,8 +168,15 @@ def completed(config: Config, before: Config) -> Config:
             name=old.name,
         )
         mqtt = before.mqtt if old.discovery == "mqtt" else mqtt
-    secret_file = cluster.secret_file or before.cluster.secret_file
-    cluster = dataclasses.replace(cluster, secret_file=secret_file)
+    if cluster.trust_file is None:
+        old = before.cluster
+        cluster = dataclasses.replace(
+            cluster,
+            secret_file=old.secret_file,
+            ca_file=old.ca_file,
+            certificate_file=old.certificate_file,
+            key_file=old.key_file,
+        )
     return dataclasses.replace(config, cluster=cluster, mqtt=mqtt)
 
 
@@ -260,13 +274,16 @@ def named_text(spec: DeviceSpec) -> str:
 
 
 def check_files(config: Config) -> None:
-    """Reads the files with secrets that a device needs.
+    """Reads the files with secrets and certificates that a device needs.
 
     Raises:
         ConfigError: one cannot be used; told before anything is attached.
     """
+    from infiniswap.control.access import check_certificates
+
     config.keys()
     config.second_keys()
+    check_certificates(config, Role.CONSUMER)
     check_metrics_listen(config.device.metrics_listen, config.metrics_token())
 
 

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device shows donors: keys of the cluster secret, or this host's certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+
+from infiniswap.config import Config
+from infiniswap.control.client import ClientConfig
+from infiniswap.control.pki import LOOK_S, CertificateWatch, check_date
+from infiniswap.control.roles import Role
+from infiniswap.keys import Keys
+
+log = logging.getLogger(__name__)
+
+
+class Shown:
+    """Loaded once, before the device serves; what is loaded later takes its place as a whole.
+
+    Args:
+        config: names the files.
+        connect_s: see ClientConfig.
+        is_start: refuse a certificate that is out of date. A successor goes on with its backup.
+
+    Attributes:
+        client: for connections to donors from now on.
+
+    Raises:
+        ConfigError: secret or certificate cannot be used.
+    """
+
+    def __init__(self, config: Config, connect_s: float, *, is_start: bool) -> None:
+        self._lock = threading.Lock()
+        self._watch: CertificateWatch | None = None
+        self._second: Keys | None = None
+        files = config.certificates()
+        if files is None:
+            self.client = ClientConfig(keys=config.keys(), connect_s=connect_s)
+            self._second = config.second_keys()
+            return
+        self._watch = CertificateWatch(files, config.cluster.name, Role.CONSUMER)
+        if is_start:
+            check_date(self._watch.now)
+        self.client = ClientConfig(credentials=self._watch.now, connect_s=connect_s)
+
+    def read(self, config: Config) -> bool:
+        """Reads the files again, as a reload does: their contents may have changed under the same
+        names. Blocking.
+
+        Returns:
+            Whether `client`, or what is accepted of announcements, has changed.
+
+        Raises:
+            ConfigError: the secret cannot be used.
+        """
+        if self._watch is not None:
+            return self.look(at_once=True)
+        first, second = config.keys(), config.second_keys()
+        if (first, second) == (self.client.keys, self._second):
+            return False
+        self._second = second
+        self.client = dataclasses.replace(self.client, keys=first)
+        return True
+
+    def look(self, *, at_once: bool = False) -> bool:
+        """Reads the certificate again if its files have changed. Blocking; never raises.
+
+        Returns:
+            Whether `client` has changed.
+        """
+        if self._watch is None:
+            return False
+        with self._lock:
+            if not self._watch.look(at_once=at_once):
+                return False
+            self.client = dataclasses.replace(self.client, credentials=self._watch.now)
+        return True
+
+    def degraded(self) -> list[str]:
+        """Sentences for the status."""
+        return [] if self._watch is None else self._watch.sentences()
+
+    @property
+    def changed(self) -> str:
+        """What has changed when it has, for the log."""
+        if self._watch is None:
+            return "the secrets of the cluster have changed"
+        return "the certificate of this host has changed"
+
+    @property
+    def has_certificate(self) -> bool:
+        """Whether there is a certificate to look after."""
+        return self._watch is not None
+
+
+async def tend_certificate(
+    shown: Shown,
+    blocking: Callable[[Callable[[], bool]], Awaitable[bool]],
+    renewed: Callable[[], Awaitable[None]],
+) -> None:
+    """Until cancelled: notices a certificate that somebody has renewed.
+
+    Args:
+        shown: of the device.
+        blocking: runs a call that blocks outside of the event loop.
+        renewed: called after each change.
+    """
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            if await blocking(shown.look):
+                await renewed()
+        except Exception:
+            log.exception("the certificate of this host cannot be looked after; it is tried again")
