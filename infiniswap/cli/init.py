@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infiniswap init`: writes a commented configuration, fitted to this host; makes secrets."""
+"""`infiniswap init`: writes a commented configuration, fitted to this host; makes secrets and
+certificates."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from infiniswap import config as configuration
+from infiniswap.cli.common import certificates
 from infiniswap.errors import (
     ConfigError,
     ConflictError,
@@ -38,7 +40,8 @@ def add_parser(subparsers: Any) -> None:
         description="Checks this host (memory, front ends, RDMA, a place for backups) and writes a "
         "configuration file with every key, its meaning and its default. Keys whose default does "
         "not suit this host are set; all others are commented out. An existing file is kept unless "
-        "--force is given. With --secret or --session-key it writes that file and nothing else.",
+        "--force is given. With --secret, --session-key, --authority or --certificate it writes "
+        "those files and nothing else.",
     )
     parser.add_argument(
         "--config",
@@ -68,9 +71,15 @@ def add_parser(subparsers: Any) -> None:
         "else: a host that has it in place of the secret borrows memory, but cannot drain donors",
     )
 
+    certificates.add_options(parser)
+
 
 def run(args: argparse.Namespace) -> int:
     """Writes it."""
+    if certificates.is_wanted(args):
+        if args.new_secret is not None or args.session_key is not None:
+            raise UsageError("a secret and certificates are two commands")
+        return certificates.run(args)
     if args.new_secret is not None or args.session_key is not None:
         return _make_key(args)
     path = configuration.file_path(args.config).absolute()
