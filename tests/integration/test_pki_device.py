@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Certificates in place of the secret, with daemons, a device and commands as real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.devices.cluster import Cluster, Device, until
+from support.devices.copied import Copied
+from support.donors.certificates import BOTH, EXPIRED, Authority, environment
+
+from infiniswap.control.roles import Role
+from infiniswap.secret import CertificateFiles
+from infiniswap.units import MIB
+
+pytestmark = [pytest.mark.requires_native, pytest.mark.requires_tool("nbdcopy")]
+
+SIZE = 16 * MIB
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "certificates")
+
+
+@pytest.fixture
+def consumer(authority: Authority) -> CertificateFiles:
+    return authority.files("h2", [Role.CONSUMER])
+
+
+@pytest.fixture
+def certified(cluster: Cluster, authority: Authority, consumer: CertificateFiles) -> Cluster:
+    """A donor with the role, and everything that is started later with a consumer's certificate."""
+    cluster.env |= environment(authority.files("h1", BOTH))
+    cluster.donor()
+    cluster.env |= environment(consumer)
+    return cluster
+
+
+def troubles(device: Device) -> list[str]:
+    """What its status says of certificates."""
+    return [text for text in device.status["degraded"] if "certificate" in text]
+
+
+def test_pages_travel_and_a_successor_takes_over(
+    certified: Cluster, tmp_path: Path, authority: Authority
+) -> None:
+    cluster = certified
+    device = cluster.start("--frontend", "nbd-socket", size=str(SIZE))
+    data = Copied(device, tmp_path)
+    data.fill(SIZE)
+    assert data.read_back()["pages_in_remote"] > 0
+    row = cluster.donor_row(cluster.donors[0])
+    assert row["state"] == "serving", row
+    # A consumer may not drain; an operator may.
+    address = cluster.addresses
+    refused = cluster.cli("donor", "drain", address)
+    assert refused.returncode != 0
+    assert "takes the role operator" in refused.stderr
+    cluster.ok("donor", "undrain", address, **environment(authority.files("h3", [Role.OPERATOR])))
+    cluster.ok("device", "restart", device.name)
+    data.read_back()
+    data.fill(SIZE)
+    assert data.read_back()["pages_in_remote"] > 0
+
+
+def test_a_start_is_refused_with_what_is_wrong(certified: Cluster, authority: Authority) -> None:
+    cluster = certified
+    for files, words in (
+        (authority.files("old", [Role.CONSUMER], EXPIRED), "has expired"),
+        (authority.files("h4", [Role.DONOR]), "role consumer"),
+        (authority.files("h5", [Role.CONSUMER], cluster="red"), "another cluster"),
+    ):
+        done = cluster.cli(
+            *("device", "start", cluster.name(), "--donors", cluster.addresses),
+            *("--frontend", "nbd-socket", "--size", str(SIZE)),
+            **environment(files),
+        )
+        assert done.returncode != 0
+        assert words in done.stderr, done.stderr
+    assert not cluster.names()
+
+
+def test_a_device_goes_on_while_its_certificate_is_out_of_date(
+    certified: Cluster, tmp_path: Path, authority: Authority, consumer: CertificateFiles
+) -> None:
+    cluster = certified
+    device = cluster.start("--frontend", "nbd-socket", size=str(SIZE))
+    data = Copied(device, tmp_path)
+    data.fill(SIZE)
+    authority.renew(consumer, "h2", [Role.CONSUMER], EXPIRED)
+    until(lambda: troubles(device), "word of the certificate")
+    refused = cluster.cli("device", "restart", device.name)
+    assert refused.returncode != 0
+    assert "has expired" in refused.stderr
+    data.fill(SIZE)
+    assert data.read_back()["pages_in_remote"] > 0
+    authority.renew(consumer, "h2", [Role.CONSUMER])
+    until(lambda: not troubles(device), "the renewed certificate in use")
+    cluster.ok("device", "restart", device.name)
+    data.read_back()
+    data.fill(SIZE)
+    assert data.read_back()["pages_in_remote"] > 0
