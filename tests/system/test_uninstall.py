@@ -42,8 +42,9 @@ def name_files(config: Path) -> set[str]:
         path = config.parent / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("contents\n")
-        assert f'\n#{key} = ""\n' in text
-        text = text.replace(f'\n#{key} = ""\n', f'\n{key} = "/etc/infiniswap/{name}"\n')
+        before, line, after = text.rpartition(f'\n#{key} = ""\n')  # [mqtt] is the last section
+        assert line
+        text = f'{before}\n{key} = "/etc/infiniswap/{name}"\n{after}'
         found.add(f"etc/infiniswap/{name}")
     config.write_text(text)
     return found
