@@ -25,6 +25,8 @@ FULL, QUICK, TINY = "full", "quick", "tiny"
 """Sizes of inputs; the last is for tests of this suite."""
 
 _MAKE_S = 1200.0
+_HEAP_MIB, _HEAP_MIB_MIN = 2048, 1024
+"""Of Spark, by scale factor; it does not start with less than 471."""
 _LINE_BYTES = 3 * 33
 """Of sort's buffer, for a line of 33 bytes."""
 _MANY = 10_000
@@ -180,7 +182,18 @@ def _make_tpch(bench: Bench, directory: Path, scale: float) -> None:
 
 
 def _tpch(_: Bench, place: Place) -> list[str]:
-    return python("tpch_duckdb.py", place.source)
+    return python("tpch_sql.py", "duckdb", place.source)
+
+
+def _spark(_: Bench, place: Place) -> list[str]:
+    """With a heap that holds all tables."""
+    heap_mib = max(_HEAP_MIB_MIN, int(place.size * _HEAP_MIB))
+    return python("tpch_sql.py", "spark", place.source, heap_mib, place.work)
+
+
+def _spark_spill(_: Bench, place: Place, limit_bytes: int) -> list[str]:
+    heap_mib = int(limit_bytes * _SPILL_SHARE) // MIB
+    return python("tpch_sql.py", "spark", place.source, heap_mib, place.work)
 
 
 def _tpch_frames(library: str, spill: bool) -> AppJob:
@@ -212,7 +225,7 @@ def _tpch_frames(library: str, spill: bool) -> AppJob:
 
 def _tpch_spill(_: Bench, place: Place, limit_bytes: int) -> list[str]:
     size = f"{int(limit_bytes * _SPILL_SHARE) // MIB}MiB"
-    return python("tpch_duckdb.py", place.source, "--memory", size, place.work)
+    return python("tpch_sql.py", "duckdb", place.source, "--memory", size, place.work)
 
 
 # ------------------------------------------------------------------------------ graphs
@@ -330,7 +343,7 @@ _ALL = (
         command=_tpch,
         input_name="tpch",
         maker="",
-        files=("tpch_duckdb.py", "tpch_tables.json"),
+        files=("tpch_sql.py", "tpch_tables.json"),
         spill=_tpch_spill,
         modules=("duckdb",),
     ),
@@ -378,6 +391,22 @@ _ALL = (
     ),
     _tpch_frames("pandas", spill=False),
     _tpch_frames("polars", spill=True),
+    AppJob(
+        key="spark-tpch",
+        title="Spark, TPC-H",
+        about="TPC-H queries 1, 3, 5, 9, 13, 18 and 21 at scale factor {size} in Spark, cached in "
+        "one Java process",
+        sizes={FULL: 2, QUICK: 0.5, TINY: 0.05},
+        make=_make_tpch,
+        command=_spark,
+        input_name="tpch",
+        maker="",
+        files=("tpch_sql.py", "tpch_tables.json"),
+        spill=_spark_spill,
+        modules=("pyspark",),
+        packages={"java": "default-jre-headless"},
+        is_extra=True,
+    ),
     AppJob(
         key="redis-bgsave",
         title="Redis, ETC during BGSAVE",

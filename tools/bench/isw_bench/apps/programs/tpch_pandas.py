@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python tpch_pandas.py DIRECTORY`: TPC-H queries in pandas.
 
-The same seven queries, parameters and columns as in tpch_duckdb.py. All tables stay in memory.
+The same seven queries, parameters and columns as in tpch_sql.py. All tables stay in memory.
 Prices are floating-point numbers: pandas has no decimal ones.
 
 Prints rows and column sums of each answer.

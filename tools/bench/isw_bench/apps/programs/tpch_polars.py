@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python tpch_polars.py DIRECTORY [--streaming]`: TPC-H queries in polars.
 
-The same seven queries, parameters and columns as in tpch_duckdb.py, in polars' lazy API. Without
+The same seven queries, parameters and columns as in tpch_sql.py, in polars' lazy API. Without
 --streaming the tables are read once and stay in memory; with it, polars' own way to do with
 less memory, each query reads what it needs. Prices are floating-point numbers.
 

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python tpch_duckdb.py DIRECTORY [--memory SIZE DIRECTORY]`: TPC-H queries in DuckDB.
+"""`python tpch_sql.py duckdb|spark DIRECTORY ...`: TPC-H queries in DuckDB or Spark.
 
-Loads the tables into an in-memory database, then runs queries 1, 3, 5, 9, 13, 18 and 21 of the
-specification with its validation parameters. With --memory DuckDB keeps within that size by itself
-and writes the rest to the second directory.
+Loads the tables into memory, then runs queries 1, 3, 5, 9, 13, 18 and 21 of the specification with
+its validation parameters.
+
+    duckdb DIRECTORY [--memory SIZE WORK]
+    spark DIRECTORY HEAP_MIB WORK
+
+With --memory DuckDB keeps within that size by itself and writes the rest to WORK. Spark does so
+with what does not fit into its heap.
 
 Prints rows and column sums of each answer.
 """
 
 import json
 import sys
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-
-import duckdb
 
 COLUMNS = json.loads(Path(__file__).with_name("tpch_tables.json").read_text())
 """That the queries read, by table."""
@@ -23,7 +27,8 @@ QUERIES = {
         select l_returnflag, l_linestatus, sum(l_quantity), sum(l_extendedprice),
             sum(l_extendedprice * (1 - l_discount)),
             sum(l_extendedprice * (1 - l_discount) * (1 + l_tax)),
-            avg(l_quantity), avg(l_extendedprice), avg(l_discount), count(*)
+            avg(cast(l_quantity as double)), avg(cast(l_extendedprice as double)),
+            avg(cast(l_discount as double)), count(*)  -- Spark rounds a decimal average
         from lineitem where l_shipdate <= date '1998-12-01' - interval 90 day
         group by all order by all""",
     "q3": """
@@ -79,7 +84,11 @@ QUERIES = {
 }
 
 
-def told(rows: list[tuple[object, ...]]) -> list[float]:
+Rows = list[tuple[object, ...]]
+Ask = Callable[[str], Rows]
+
+
+def told(rows: Rows) -> list[float]:
     """How many, and sums of the columns with numbers."""
     columns = zip(*rows, strict=True)
     sums = [
@@ -90,22 +99,56 @@ def told(rows: list[tuple[object, ...]]) -> list[float]:
     return [len(rows), *sums]
 
 
-def main(directory: Path, memory: list[str]) -> dict[str, list[float]]:
-    """Loads and asks."""
+def in_duckdb(directory: Path, memory: list[str]) -> Ask:
+    """An in-memory database with the tables."""
+    import duckdb
+
     database = duckdb.connect(":memory:")
     if memory:
-        size, temporary = memory
+        _, size, work = memory
         database.execute(f"set memory_limit = '{size}'")
-        database.execute(f"set temp_directory = '{temporary}'")
+        database.execute(f"set temp_directory = '{work}'")
     else:
         # By itself it would spill at four fifths of the cgroup's limit.
         database.execute("set memory_limit = '1TiB'")
     for table, columns in COLUMNS.items():
         file = directory / f"{table}.parquet"
         database.execute(f"create table {table} as select {', '.join(columns)} from '{file}'")
-    return {name: told(database.execute(query).fetchall()) for name, query in QUERIES.items()}
+    return lambda query: database.execute(query).fetchall()
+
+
+def in_spark(directory: Path, heap: list[str]) -> Ask:
+    """A session in one Java process, with the tables cached."""
+    from pyspark.sql import SparkSession
+
+    heap_mib, work = heap
+    settings = {
+        "spark.driver.memory": f"{heap_mib}m",  # of a local session, all there is
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": work,
+        "spark.sql.shuffle.partitions": "8",  # 200 by default, for clusters
+        "spark.sql.warehouse.dir": f"{work}/warehouse",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    builder = SparkSession.builder.master("local[*]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    for table, columns in COLUMNS.items():
+        frame = session.read.parquet(str(directory / f"{table}.parquet")).select(*columns)
+        frame.createOrReplaceTempView(table)
+        session.sql(f"cache table {table}")
+    return lambda query: [tuple(row) for row in session.sql(query).collect()]
+
+
+def main(engine: str, directory: str, *options: str) -> dict[str, list[float]]:
+    """Loads and asks."""
+    ask = {"duckdb": in_duckdb, "spark": in_spark}[engine](Path(directory), list(options))
+    return {name: told(ask(query)) for name, query in QUERIES.items()}
 
 
 if __name__ == "__main__":
-    limit = sys.argv[3:] if "--memory" in sys.argv else []
-    print(json.dumps({"check": main(Path(sys.argv[1]), limit)}))
+    print(json.dumps({"check": main(*sys.argv[1:])}))
