@@ -112,7 +112,7 @@ def untrusted(address: HostPort, error: Exception) -> WrongCertificateError:
     presented, why, code = "", str(error), 0
     if isinstance(error, RefusedCertificateError):
         presented, why, code = f" ({error.presented})", error.why, error.verify_code
-    said = f"the donor's certificate{presented} {why}"
+    said = f"the certificate of the donor{presented} {why}"
     if code in (EXPIRED, NOT_YET_VALID):
         mend = "Renew it there and reload the daemon; if it is new, correct the clock of this host."
     elif code == SELF_SIGNED:
