@@ -128,8 +128,11 @@ class MappedSlabs:
             await session.keep(lease.lease, place.slot, place.generation)
         return True
 
-    async def unmap(self, slab: int, reason: str) -> None:
-        """Drains a slab and tells the donor. Returns when both are done.
+    async def unmap(self, slab: int, reason: str) -> bool:
+        """Drains a slab and tells the donor. Ends when both are done.
+
+        Returns:
+            Whether this call took it off; else an eviction did, or it was not there.
 
         Raises:
             TimeoutError: requests are still in flight there.
@@ -137,10 +140,11 @@ class MappedSlabs:
         """
         place = self.places.get(slab)
         if place is None:
-            return
-        await self._drain(slab, place, _DRAIN_S_MAX)
+            return False
+        is_first = await self._drain(slab, place, _DRAIN_S_MAX)
         log.info("slab %d: off donor %s (%s)", slab, self._address, reason)
         await self._tell(place)
+        return is_first
 
     async def abandon(self, slab: int) -> None:
         """Drains a slab whose copy there is gone; the donor is not told.

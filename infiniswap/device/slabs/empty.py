@@ -57,8 +57,7 @@ class EmptySlabs:
         if link is None or not link.is_usable:
             return
         try:
-            await link.unmap(slab, "empty")
+            if await link.unmap(slab, "empty"):
+                self._returned(slab)
         except (InfiniswapError, TimeoutError) as error:
             log.warning("slab %d: cannot be given back: %s", slab, error)
-        else:
-            self._returned(slab)
