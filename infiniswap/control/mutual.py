@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """TLS 1.3 in which both ends show certificates that the cluster's authority has signed.
 
-What one end refuses is told to the other one: asyncio by itself would close the connection without
-the alert that says why.
+An end that refuses a certificate tells the other end why. asyncio alone would close the connection
+without that alert.
 """
 
 from __future__ import annotations

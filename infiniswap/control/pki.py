@@ -47,7 +47,7 @@ class Credentials:
         file: of the certificate.
         digest: of what the files had.
         client: context for connections to donors.
-        server: for the control port; None: this host has not the role of a donor.
+        server: for the control port; None: the certificate lacks the role of a donor.
     """
 
     subject: Subject

@@ -34,6 +34,7 @@ _REDIS = "redis-check-rdb"
 """Debian's redis-server is a link to it, in a package that starts a service."""
 _ROW_BYTES = 4 * 300
 """Of sysbench's four tables, with their indexes."""
+_QUERIES = "TPC-H queries 1, 3, 5, 9, 13, 18 and 21 at scale factor {size} in"
 _SPILL_SHARE = 0.7
 """Of the limit, for what an application counts as its own; the rest is all its other memory."""
 
@@ -209,8 +210,7 @@ def _tpch_frames(library: str, spill: bool) -> AppJob:
     return AppJob(
         key=f"{library}-tpch",
         title=f"{library}, TPC-H",
-        about=f"TPC-H queries 1, 3, 5, 9, 13, 18 and 21 at scale factor {{size}} in {library}, "
-        "in memory",
+        about=f"{_QUERIES} {library}, in memory",
         sizes={FULL: 2, QUICK: 0.5, TINY: 0.05},
         make=_make_tpch,
         command=command,
@@ -337,7 +337,7 @@ _ALL = (
     AppJob(
         key="duckdb-tpch",
         title="DuckDB, TPC-H",
-        about="TPC-H queries 1, 3, 5, 9, 13, 18 and 21 at scale factor {size} in DuckDB, in memory",
+        about=f"{_QUERIES} DuckDB, in memory",
         sizes={FULL: 5, QUICK: 1, TINY: 0.05},
         make=_make_tpch,
         command=_tpch,
@@ -394,8 +394,7 @@ _ALL = (
     AppJob(
         key="spark-tpch",
         title="Spark, TPC-H",
-        about="TPC-H queries 1, 3, 5, 9, 13, 18 and 21 at scale factor {size} in Spark, cached in "
-        "one Java process",
+        about=f"{_QUERIES} Spark, cached in one Java process",
         sizes={FULL: 2, QUICK: 0.5, TINY: 0.05},
         make=_make_tpch,
         command=_spark,

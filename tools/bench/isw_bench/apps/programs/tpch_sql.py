@@ -7,8 +7,8 @@ its validation parameters.
     duckdb DIRECTORY [--memory SIZE WORK]
     spark DIRECTORY HEAP_MIB WORK
 
-With --memory DuckDB keeps within that size by itself and writes the rest to WORK. Spark does so
-with what does not fit into its heap.
+With --memory, DuckDB keeps within that size and writes the rest to WORK. Spark writes there what
+does not fit into its heap.
 
 Prints rows and column sums of each answer.
 """
