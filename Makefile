@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-apps check lint asan tsan fuzz mutations man site release format clean
+.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-before bench-apps check lint asan tsan fuzz mutations man site release format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make bench-faults  what evictions and dying donors cost; BENCH_ARGS=--help"
 	@echo "make bench-frontends  ublk, nbd and fuse beside nbdkit, and what a killed device costs"
 	@echo "make bench-rdma  RDMA beside perftest and TCP; BENCH_ARGS=--help"
+	@echo "make bench-before  any of these in an earlier tree and in this one, by turns"
 	@echo "make bench-apps  other people's benchmarks with half of their memory; BENCH_ARGS=--help"
 	@echo "make mutations  breaks the C library rule by rule and looks which test notices"
 	@echo "make asan    C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
@@ -96,6 +97,10 @@ bench-frontends: setup
 
 bench-rdma: setup
 	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench rdma $(BENCH_ARGS)
+
+# BEFORE: the commit to compare with; SUITE: peers, faults, frontends or rdma. Needs a clone with its history.
+bench-before: setup
+	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench before $(BEFORE) $(SUITE) $(BENCH_ARGS)
 
 # Its jobs need packages that nothing else does.
 $(VENV)/.stamp-bench-apps: $(VENV)/.stamp-venv

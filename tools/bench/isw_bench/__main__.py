@@ -10,17 +10,18 @@ from isw_bench import suite
 
 SUITES = ("peers", "faults", "frontends", "rdma")
 """Rooms of this package, each with a SUITE."""
-APPS = "apps"
-"""The room with a command line of its own."""
+COMMANDS = {"apps": "isw_bench.apps.command", "before": "isw_bench.before"}
+"""What has a command line of its own, and where it is."""
 
 
 def main() -> int:
     """Returns the exit code."""
-    if len(sys.argv) < 2 or sys.argv[1] not in (*SUITES, APPS):
-        print(f"bench: name one of {', '.join((*SUITES, APPS))} first", file=sys.stderr)
+    known = (*SUITES, *COMMANDS)
+    if len(sys.argv) < 2 or sys.argv[1] not in known:
+        print(f"bench: name one of {', '.join(known)} first", file=sys.stderr)
         return 2
-    if sys.argv[1] == APPS:
-        command = importlib.import_module("isw_bench.apps.command")
+    if sys.argv[1] in COMMANDS:
+        command = importlib.import_module(COMMANDS[sys.argv[1]])
         return int(command.main(sys.argv[2:]))
     module = importlib.import_module(f"isw_bench.{sys.argv[1]}")
     return suite.main(module.SUITE, sys.argv[2:])
