@@ -151,6 +151,22 @@ def _child(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
         child.wait()
 
 
+def build(tree: Path) -> None:
+    """Builds the programs of a tree's benchmarks where they would do it themselves.
+
+    Raises:
+        SystemCallError: it failed.
+    """
+    code = "from isw_bench import bench, suite; "
+    code += "bench.build_programs(suite.ROOT, suite.ROOT / 'build' / 'bench')"
+    _call(_python(tree, "-c", code))
+
+
+def _python(tree: Path, *argv: str) -> list[str]:
+    path = f"PYTHONPATH={tree / 'tools/bench'}"
+    return ["env", path, str(tree / ".venv/bin/python"), *argv]
+
+
 def measure(tree: Path, suite: str, options: Sequence[str], output: Path) -> Any:
     """One round of a tree's own benchmark: its results.json.
 
@@ -159,11 +175,8 @@ def measure(tree: Path, suite: str, options: Sequence[str], output: Path) -> Any
     """
     output.mkdir(parents=True, exist_ok=True)
     (output / "results.json").unlink(missing_ok=True)  # of an earlier run
-    argv = [
-        *("env", f"PYTHONPATH={tree / 'tools/bench'}", str(tree / ".venv/bin/python")),
-        *("-m", "isw_bench", suite, *options, "--rounds", "1", "--output", str(output)),
-    ]
-    with _child(argv) as child:
+    argv = ["-m", "isw_bench", suite, *options, "--rounds", "1", "--output", str(output)]
+    with _child(_python(tree, *argv)) as child:
         child.wait()
     try:
         return json.loads((output / "results.json").read_text())
@@ -200,7 +213,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("commit", help="of the earlier tree")
     parser.add_argument("suite", choices=_SUITES, help="what to run")
     parser.add_argument("--pairs", type=int, default=_PAIRS, help="of runs (%(default)s)")
-    parser.add_argument("--set-up", action="store_true", help="prepare the earlier tree, no more")
+    parser.add_argument("--set-up", action="store_true", help="check out and build, no more")
     output = ROOT / "build" / "bench-before-results"
     parser.add_argument("--output", type=Path, default=output, help=f"directory ({output})")
     return parser
@@ -213,6 +226,8 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("--pairs must be positive")
     trees = {"before": check_out(args.commit, ROOT / "build" / "before"), "now": ROOT}
     if args.set_up:
+        for tree in trees.values():
+            build(tree)
         return 0
     runs: dict[str, list[Any]] = {"before": [], "now": []}
     order = list(trees)
