@@ -167,6 +167,14 @@ def test_the_whole_table_by_default() -> None:
     assert wanted.budget_s == 3 * 3600
 
 
+def test_pages_that_are_not_sealed_are_measured_when_they_are_named() -> None:
+    _, wanted = command.parse([])
+    assert plan.OURS_PLAIN not in wanted.rivals
+    _, wanted = command.parse(["--rival", plan.OURS_PLAIN, "--rival", plan.OURS])
+    cells = plan.cells_of_round(["a"], [50], wanted.rivals, (), 1)
+    assert [cell.rival for cell in cells] == [plan.UNLIMITED, plan.OURS, plan.OURS_PLAIN]
+
+
 def test_quick_is_one_round_of_small_inputs_at_half() -> None:
     _, wanted = command.parse(["--quick", "sort"])
     assert [app.key for app in wanted.jobs] == ["sort"]

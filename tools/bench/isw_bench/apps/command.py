@@ -54,8 +54,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--share", type=int, action="append", metavar="PERCENT",
         help="of a job's peak that it may have in memory; may be given again (50, 25)")  # fmt: skip
-    add("--rival", action="append", choices=plan.RIVALS, metavar="NAME",
-        help=f"may be given again: {', '.join(plan.RIVALS)} (default: all)")  # fmt: skip
+    add("--rival", action="append", choices=plan.ORDER, metavar="NAME",
+        help=f"may be given again: {', '.join(plan.ORDER)} "
+        f"(default: all but '{plan.OURS_PLAIN}')")  # fmt: skip
     add("--size", choices=(jobs.FULL, jobs.QUICK, jobs.TINY), help="of inputs (full)")
     add("--rounds", type=int, help=f"at most ({_ROUNDS_MAX}), as many as the minutes allow")
     add("--minutes", type=float, default=_BUDGET_MINUTES, help="for all cells (%(default)s)")

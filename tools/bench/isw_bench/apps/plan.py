@@ -9,12 +9,15 @@ from statistics import fmean
 
 UNLIMITED = "no limit"
 OURS, OURS_CLOUD = "infiniswap", "infiniswap + cloud volume"
+OURS_PLAIN = "infiniswap, not sealed"
 DISK, CLOUD = "disk", "cloud volume"
 ZRAM, ZSWAP, OURS_ZSWAP = "zram", "zswap + disk", "infiniswap + zswap"
 SPILL = "own spilling"
 
-RIVALS = (OURS, OURS_ZSWAP, DISK, OURS_CLOUD, CLOUD, ZRAM, ZSWAP, SPILL)
-"""In the order of every round, those on the same disk side by side."""
+ORDER = (OURS, OURS_PLAIN, OURS_ZSWAP, DISK, OURS_CLOUD, CLOUD, ZRAM, ZSWAP, SPILL)
+"""Of the rivals in every round, those on the same disk side by side."""
+RIVALS = tuple(name for name in ORDER if name != OURS_PLAIN)
+"""Measured unless some are named."""
 WHOLE = 100
 """As a share: all the memory that the job wants."""
 
@@ -68,7 +71,7 @@ def cells_of_round(
         cells += [
             Cell(job, share, rival, number)
             for share in shares
-            for rival in RIVALS
+            for rival in ORDER
             if rival in rivals and (rival != SPILL or job in spilling)
         ]
     return cells

@@ -199,6 +199,14 @@ def _ours(bench: Bench, *options: str) -> Iterator[Ready]:
 
 
 @contextlib.contextmanager
+def _ours_not_sealed(bench: Bench) -> Iterator[Ready]:
+    with _ours(bench) as ready:
+        yield replace(
+            ready, command=lambda job: ["env", "INFINISWAP_DEVICE_SEAL=false", *ready.command(job)]
+        )
+
+
+@contextlib.contextmanager
 def _ours_behind_zswap(bench: Bench) -> Iterator[Ready]:
     """The balloon joins the job's cgroup as soon as that is there, and ends with the job."""
     with _zswap_on(bench), _ours(bench) as ready:
@@ -242,6 +250,7 @@ def run_cgroup(child: Child) -> MemoryCgroup | None:
 RIVALS: dict[str, Rival] = {
     plan.UNLIMITED: _no_limit,
     plan.OURS: _ours,
+    plan.OURS_PLAIN: _ours_not_sealed,
     plan.OURS_ZSWAP: _ours_behind_zswap,
     plan.OURS_CLOUD: _ours_on_cloud,
     plan.DISK: _disk,

@@ -12,6 +12,7 @@ from isw_bench.apps import plan
 
 _COLOURS = {
     plan.OURS: "#1f5fbf",
+    plan.OURS_PLAIN: "#6a7f99",
     plan.OURS_ZSWAP: "#12a4a8",
     plan.OURS_CLOUD: "#7fb0ee",
     plan.DISK: "#b3261e",
@@ -59,7 +60,7 @@ def draw(summary: Mapping[str, Any], path: Path, caption: str) -> bool:
     )
     for place, (_, slowdowns) in enumerate(drawn):
         for name, found in slowdowns.items():
-            at = place + _APART * (plan.RIVALS.index(name) - (len(plan.RIVALS) - 1) / 2)
+            at = place + _APART * (plan.ORDER.index(name) - (len(plan.ORDER) - 1) / 2)
             axes.plot([found["q1"], found["q3"]], [at, at], color=_COLOURS[name], linewidth=3,
                       alpha=0.5)  # fmt: skip
             label = name if name not in axes.get_legend_handles_labels()[1] else None

@@ -71,7 +71,7 @@ def _share(
     key: str, share: int, base: Mapping[int, Result], results: Results, peak_bytes: int
 ) -> dict[str, Any]:
     rivals = {}
-    for name in plan.RIVALS:
+    for name in plan.ORDER:
         cells = {
             cell.round: result
             for cell, result in sorted(results.items(), key=lambda item: item[0].round)

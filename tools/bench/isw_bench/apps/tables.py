@@ -24,7 +24,7 @@ def overview(summary: Summary) -> str:
     """Slowdowns: a line for each job and share, a column for each rival that was measured."""
     lines = []
     measured = {name for _, _, rivals in _shares(summary) for name in rivals}
-    columns = [name for name in plan.RIVALS if name in measured]
+    columns = [name for name in plan.ORDER if name in measured]
     for job, share, rivals in _shares(summary):
         limit_bytes = next(iter(rivals.values()))["limit_bytes"]
         cells = [_slowdown(rivals[name]) if name in rivals else "" for name in columns]
