@@ -14,10 +14,10 @@ from isw_bench.before import Key, Pairs
 
 STUB = """#!{python}
 # Stands for an earlier tree's interpreter: tells who was called, and writes that tree's results.
-import json, sys
+import json, os, sys
 from pathlib import Path
 with open({log!r}, "a") as log:
-    print({name!r}, *sys.argv[3:-1], file=log)
+    print({name!r}, os.environ.get("SEAL"), *sys.argv[3:-1], file=log)
 Path(sys.argv[-1], "results.json").write_text(json.dumps({results!r}))
 """
 
@@ -91,12 +91,23 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_each_tree_runs_its_own_benchmark_by_turns(log: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    options = ["--pairs", "3", "speed", "--seconds", "0.5", "--output", str(output)]
+    options = [
+        "--pairs",
+        "3",
+        "--now",
+        "SEAL=false",
+        "speed",
+        "--seconds",
+        "0.5",
+        "--output",
+        str(output),
+    ]
     assert before.main(["v1", "frontends", *options]) == 1  # worse
     ran = [line.split() for line in log.read_text().splitlines()]
     assert [line[0] for line in ran] == ["before", "now", "now", "before", "before", "now"]
     expected = ["frontends", "speed", "--seconds", "0.5", "--rounds", "1", "--output"]
-    assert all(line[1:] == expected for line in ran)
+    assert all(line[2:] == expected for line in ran)
+    assert {(line[0], line[1]) for line in ran} == {("before", "None"), ("now", "false")}
     (figure,) = json.loads((output / "results.json").read_text())["figures"]
     assert (figure["before"], figure["now"]) == ([1.0] * 3, [1.2] * 3)
     assert figure["ratio"]["count"] == 3
@@ -108,6 +119,11 @@ def test_a_tree_that_writes_no_results_ends_the_run(
     (tmp_path / "before/.venv/bin/python").write_text("#!/bin/sh\nexit 1\n")
     assert before.main(["v1", "peers", "--output", str(tmp_path / "out")]) != 0
     assert "wrote no results" in capsys.readouterr().err
+
+
+def test_an_environment_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert before.main(["HEAD", "peers", "--now", "SEAL"]) == 2
+    assert "NAME=VALUE" in capsys.readouterr().err
 
 
 def test_an_unknown_commit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

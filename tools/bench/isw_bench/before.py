@@ -162,13 +162,18 @@ def build(tree: Path) -> None:
     _call(_python(tree, "-c", code))
 
 
-def _python(tree: Path, *argv: str) -> list[str]:
+def _python(tree: Path, *argv: str, changes: Sequence[str] = ()) -> list[str]:
     path = f"PYTHONPATH={tree / 'tools/bench'}"
-    return ["env", path, str(tree / ".venv/bin/python"), *argv]
+    return ["env", path, *changes, str(tree / ".venv/bin/python"), *argv]
 
 
-def measure(tree: Path, suite: str, options: Sequence[str], output: Path) -> Any:
+def measure(
+    tree: Path, suite: str, options: Sequence[str], output: Path, changes: Sequence[str] = ()
+) -> Any:
     """One round of a tree's own benchmark: its results.json.
+
+    Args:
+        changes: of the environment, NAME=VALUE.
 
     Raises:
         SystemCallError: it wrote none.
@@ -176,7 +181,7 @@ def measure(tree: Path, suite: str, options: Sequence[str], output: Path) -> Any
     output.mkdir(parents=True, exist_ok=True)
     (output / "results.json").unlink(missing_ok=True)  # of an earlier run
     argv = ["-m", "isw_bench", suite, *options, "--rounds", "1", "--output", str(output)]
-    with _child(_python(tree, *argv)) as child:
+    with _child(_python(tree, *argv, changes=changes)) as child:
         child.wait()
     try:
         return json.loads((output / "results.json").read_text())
@@ -214,6 +219,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("suite", choices=_SUITES, help="what to run")
     parser.add_argument("--pairs", type=int, default=_PAIRS, help="of runs (%(default)s)")
     parser.add_argument("--set-up", action="store_true", help="check out and build, no more")
+    parser.add_argument(
+        "--now",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="environment of this tree alone, to leave out what the earlier one lacks, such "
+        "as INFINISWAP_DEVICE_SEAL=false; may be given again",
+    )
     output = ROOT / "build" / "bench-before-results"
     parser.add_argument("--output", type=Path, default=output, help=f"directory ({output})")
     return parser
@@ -224,24 +237,34 @@ def run(argv: Sequence[str]) -> int:
     args, options = build_parser().parse_known_args(argv)
     if args.pairs < 1:
         raise UsageError("--pairs must be positive")
+    for change in args.now:
+        if "=" not in change:
+            raise UsageError(f"--now {change!r} is not NAME=VALUE")
     trees = {"before": check_out(args.commit, ROOT / "build" / "before"), "now": ROOT}
     if args.set_up:
         for tree in trees.values():
             build(tree)
         return 0
+    changes = {"before": [], "now": args.now}
     runs: dict[str, list[Any]] = {"before": [], "now": []}
     order = list(trees)
     for number in range(1, args.pairs + 1):
         print(f"bench: pair {number} of {args.pairs}", flush=True)
         pair = {
-            side: measure(trees[side], args.suite, options, args.output / f"{number}-{side}")
+            side: measure(
+                trees[side],
+                args.suite,
+                options,
+                args.output / f"{number}-{side}",
+                changes[side],
+            )
             for side in order
         }
         for side, result in pair.items():
             runs[side].append(result)
         order.reverse()
         found = paired(runs["before"], runs["now"])
-        about = {"suite": args.suite, "options": options, "load": os.getloadavg()}
+        about = {"suite": args.suite, "options": options, "now": args.now, "load": os.getloadavg()}
         for side in trees:
             about[side] = runs[side][0]["versions"]["commit"]
         report(found, about, args.output)
