@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -125,3 +127,13 @@ def test_mappings_are_read_from_smaps() -> None:
     assert first.locked
     assert not second.locked
     assert second.name == "/usr/lib/libc.so.6"
+
+
+def test_a_processor_that_numpy_refuses_costs_the_picture_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise RuntimeError('your machine has no X86_V2')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "matplotlib", raising=False)
+    figure = Figure("x", "s", [1.0], [2.0], "peer")
+    assert not ratio_plot.draw([Comparison("key", "Title", [figure])], tmp_path / "x.png", "")

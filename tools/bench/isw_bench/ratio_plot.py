@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from isw_bench import plotting
 from isw_bench.results import Comparison, Figure
 
 _COLOURS = {"pass": "#2a7f3f", "miss": "#b3261e", "": "#5b6b7a"}
@@ -36,16 +37,11 @@ def advantages(figure: Figure) -> tuple[float, float, float]:
 
 
 def draw(comparisons: Sequence[Comparison], path: Path, caption: str) -> bool:
-    """Writes the PNG. False when there is nothing to draw or matplotlib is not installed."""
+    """Writes the PNG. False when there is nothing to draw or there is no matplotlib."""
     lines = bars(comparisons)
-    try:
-        import matplotlib
-    except ImportError:
+    pyplot = plotting.pyplot()
+    if not lines or pyplot is None:
         return False
-    if not lines:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(
         figsize=(_INCHES_WIDE, 1.4 + _INCHES_PER_LINE * len(lines)), layout="constrained"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from isw_bench import plotting
 from isw_bench.apps import plan
 
 _COLOURS = {
@@ -44,16 +45,11 @@ def lines(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def draw(summary: Mapping[str, Any], path: Path, caption: str) -> bool:
-    """Writes the PNG. False when there is nothing to draw or matplotlib is not installed."""
+    """Writes the PNG. False when there is nothing to draw or there is no matplotlib."""
     drawn = lines(summary)
-    try:
-        import matplotlib
-    except ImportError:
+    pyplot = plotting.pyplot()
+    if not drawn or pyplot is None:
         return False
-    if not drawn:
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(
         figsize=(_INCHES_WIDE, 2.0 + _INCHES_PER_LINE * len(drawn)), layout="constrained"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from isw_bench import ratio_plot
+from isw_bench import plotting, ratio_plot
 from isw_bench.faults.timeline import Run, moving, per_s
 from isw_bench.results import Comparison, Figure, TimeLine
 
@@ -51,16 +51,11 @@ def shares(line: TimeLine, level_per_s: float) -> tuple[list[float], list[float]
 
 
 def draw(comparisons: Sequence[Comparison], path: Path, caption: str) -> bool:
-    """Writes the PNG. False when there is nothing to draw or matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return False
+    """Writes the PNG. False when there is nothing to draw or there is no matplotlib."""
     bars, lines = labelled(comparisons), panels(comparisons)
-    if not bars:
+    pyplot = plotting.pyplot()
+    if not bars or pyplot is None:
         return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
     rows = math.ceil(len(lines) / _COLUMNS)
     bars_inches = 1.2 + 0.3 * len(bars)
