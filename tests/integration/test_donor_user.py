@@ -7,14 +7,17 @@ import json
 import os
 import signal
 import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import SLAB, Cluster, Donor, until
+from support.devices.cluster import PROGRAM, SLAB, Cluster, Device, Donor, until
 from support.devices.copied import Copied
 
-from infiniswap import errors, secret
+from infiniswap import errors
 from infiniswap.donor import home
+from infiniswap.rights import DONOR_USER
 from infiniswap.system import mounts
 from infiniswap.units import MIB
 
@@ -184,18 +187,99 @@ def test_a_file_that_cannot_be_used_is_named_and_the_daemon_does_not_start(own: 
     assert "the log of the unit say why" in done.stderr
 
 
-def test_root_uses_the_secret_that_the_daemons_user_has_made(
-    own: Own, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a host without a cluster secret. The secret of any other user is refused."""
+@pytest.fixture
+def donor_user(own: Own) -> Iterator[tuple[str, ...]]:
+    """A command that executes others where the service's user is there, and is our stand-in."""
+    users = own.cluster.root / "passwd"
+    entry = f"{DONOR_USER}:x:{UID}:{UID}::/nonexistent:/bin/false"
+    users.write_text(f"{Path('/etc/passwd').read_text()}{entry}\n")
+    script = 'mount --bind "$0" /etc/passwd && echo ready && exec sleep infinity'
+    command = ("unshare", "--mount", "sh", "-c", script, str(users))
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as keeper:
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline() == b"ready\n"
+        yield ("nsenter", f"--target={keeper.pid}", "--mount", "--")
+        keeper.kill()
+
+
+@pytest.fixture
+def beside_own(own: Own, donor_user: tuple[str, ...]) -> Iterator[Own]:
+    """Commands of root beside the daemon of that user, without a cluster secret."""
     del own.cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"]
     own.prepare()
-    donor = own.start()
+    own.start()
     assert (own.state / "host-secret").stat().st_uid == UID
-    refused = own.cluster.cli("donor", "drain", donor.address)
+    refused = own.cluster.cli("donor", "drain", own.cluster.addresses)
     assert "belongs to another user" in refused.stderr
-    monkeypatch.setattr(secret, "DONOR_USER", USER)
-    assert secret.host_keys(own.state) is not None
+    own.cluster.program = (*donor_user, *PROGRAM)
+    try:
+        yield own
+    finally:
+        for name in own.cluster.names():
+            own.cluster.cli("device", "remove", name)
+        own.cluster.program = PROGRAM
+
+
+def test_root_uses_the_secret_that_the_daemons_user_has_made(beside_own: Own) -> None:
+    """On a host without a cluster secret. The secret of any other user is refused."""
+    cluster, (donor,) = beside_own.cluster, beside_own.cluster.donors
+    cluster.ok("donor", "drain", donor.address)
+    cluster.ok("donor", "undrain", donor.address)
+    made = beside_own.state / "host-secret"
+    made.rename(beside_own.state / "moved")
+    made.symlink_to(beside_own.secret)  # root's, which would be refused to the daemon's user
+    refused = cluster.cli("donor", "drain", donor.address)
+    assert refused.returncode == errors.ConfigError.exit_code
+    assert str(made) in refused.stderr
+
+
+def mapped(device: Device, slabs: int) -> None:
+    """Waits until the donor has let it in and lends so many slabs."""
+    until(lambda: device.told["slabs"].get("mapped") == slabs, "mapped slabs")
+
+
+def rewrite(device: Device, content: bytes) -> None:
+    """Through the kernel, past its cache."""
+    device.path.write_bytes(content)
+    with device.path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert file.read(len(content)) == content
+
+
+@pytest.mark.requires_fuse
+@pytest.mark.requires_loop
+def test_a_device_of_root_borrows_by_that_secret_and_so_does_its_successor(
+    beside_own: Own,
+) -> None:
+    cluster = beside_own.cluster
+    cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
+    device = cluster.start("--frontend", "fuse", size=str(SIZE))
+    rewrite(device, os.urandom(SIZE))
+    mapped(device, SIZE // SLAB)
+    os.kill(device.processes()["active"], signal.SIGKILL)
+    device.wait_take_over(1)
+    rewrite(device, os.urandom(SIZE))
+    mapped(device, SIZE // SLAB)
+    for action in ("reload", "restart"):
+        cluster.ok("device", action, device.name)
+        mapped(device, SIZE // SLAB)
+    assert "reload" not in "".join(device.status["degraded"])
+    rewrite(device, os.urandom(SIZE))
+    device.stop()
+    cluster.ok("device", "start", device.name)
+    rewrite(device, os.urandom(SIZE))
+    mapped(device, SIZE // SLAB)
+
+
+@pytest.mark.requires_swap
+@pytest.mark.requires_fuse
+@pytest.mark.requires_loop
+@pytest.mark.requires_memcg
+def test_a_run_of_root_borrows_by_that_secret(beside_own: Own) -> None:
+    job = ("run", "--local", "32M", "--size", "128M", "--frontend", "fuse")
+    donors = ("--donors", beside_own.cluster.addresses)
+    beside_own.cluster.ok(*job, *donors, "--", "true")
 
 
 def test_others_cannot_stand_in_for_copies_or_state(own: Own) -> None:
