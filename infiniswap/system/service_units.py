@@ -68,6 +68,20 @@ def capabilities_here() -> tuple[str, ...]:
     return device_capabilities(cgroup_kill=has_cgroup_kill(), systemd_cgroups=systemd_makes_them())
 
 
+def capabilities_of_unit(root: Path = Path("/")) -> frozenset[str] | None:
+    """What the installed unit of devices leaves them, drop-ins included; None: it is not installed,
+    or lists what it takes away."""
+    unit = root / UNIT_DIR / DEVICE_UNIT
+    found: set[str] = set()
+    for path in (unit, *sorted(unit.with_name(f"{DEVICE_UNIT}.d").glob("*.conf"))):
+        for line in (try_read_text(path) or "").splitlines():
+            key, _, names = line.partition("=")
+            if key.strip() == "CapabilityBoundingSet":
+                # An empty line forgets the lines before it.
+                found = found | set(names.split()) if names.strip() else set()
+    return frozenset(found) if found and not any(name[0] == "~" for name in found) else None
+
+
 def render(name: str, command: Sequence[str], *, capabilities: Sequence[str] | None = None) -> str:
     """The text of a unit.
 
