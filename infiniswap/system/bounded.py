@@ -13,9 +13,10 @@ import ctypes
 import errno
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from infiniswap.errors import from_oserror
 from infiniswap.rights import CAPABILITIES
@@ -28,6 +29,9 @@ _PR_GET_NO_NEW_PRIVS: Final = 39
 _CAPABILITY_VERSION_3: Final = 0x2008_0522
 _BITS_MAX: Final = 64
 _WHAT: Final = "the process cannot give up its rights"
+
+
+_Result = TypeVar("_Result")
 
 
 class _Header(ctypes.Structure):
@@ -76,6 +80,26 @@ def give_up(keep: Sequence[str], *, proc: Path = PROC) -> None:
     # The kernel itself lets everybody give capabilities up, so this is a filter.
     if not is_bounded or ctypes.get_errno() != errno.EPERM:
         raise _refused()
+
+
+def within(keep: Sequence[str], work: Callable[[], _Result]) -> _Result:
+    """Does something in a thread that has given its other rights up. This process keeps its own.
+
+    Args:
+        keep: see give_up.
+        work: what to do.
+
+    Raises:
+        NotPermittedError, SystemCallError: see give_up.
+        Others: of `work`.
+    """
+
+    def bounded() -> _Result:
+        give_up(keep)
+        return work()
+
+    with ThreadPoolExecutor(1, "fewer rights") as thread:
+        return thread.submit(bounded).result()
 
 
 def _bound(libc: ctypes.CDLL, wanted: int) -> None:

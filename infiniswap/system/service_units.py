@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from infiniswap import rights
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError, from_oserror
 from infiniswap.rights import DONOR_USER, device_capabilities
 from infiniswap.system.files import PROC, try_read_text
@@ -66,6 +67,15 @@ def has_cgroup_kill(*, proc: Path = PROC) -> bool:
 def capabilities_here() -> tuple[str, ...]:
     """What a device takes on this host."""
     return device_capabilities(cgroup_kill=has_cgroup_kill(), systemd_cgroups=systemd_makes_them())
+
+
+def capabilities_by_hand() -> tuple[str, ...]:
+    """What the processes of a device may have that systemd does not run. Limits stand for the rest
+    (bounded.raise_limits), and only CAP_SYS_RESOURCE may raise those."""
+    keep = capabilities_here()
+    if rights.has("CAP_SYS_RESOURCE"):
+        return keep
+    return (*keep, "CAP_IPC_LOCK", "CAP_SYS_NICE")
 
 
 def capabilities_of_unit(root: Path = Path("/")) -> frozenset[str] | None:

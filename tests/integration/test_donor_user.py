@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.devices.cluster import PROGRAM, SLAB, Cluster, Device, Donor, until
 from support.devices.copied import Copied
+from support.machine.mount_space import changed_mounts
 
 from infiniswap import errors
 from infiniswap.donor import home
@@ -24,7 +24,7 @@ from infiniswap.units import MIB
 pytestmark = [
     pytest.mark.requires_native,
     pytest.mark.requires_root,
-    pytest.mark.requires_tool("setpriv", "nbdcopy"),
+    pytest.mark.requires_tool("setpriv", "nbdcopy", "unshare", "nsenter"),
 ]
 
 USER = "nobody"
@@ -193,13 +193,8 @@ def donor_user(own: Own) -> Iterator[tuple[str, ...]]:
     users = own.cluster.root / "passwd"
     entry = f"{DONOR_USER}:x:{UID}:{UID}::/nonexistent:/bin/false"
     users.write_text(f"{Path('/etc/passwd').read_text()}{entry}\n")
-    script = 'mount --bind "$0" /etc/passwd && echo ready && exec sleep infinity'
-    command = ("unshare", "--mount", "sh", "-c", script, str(users))
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as keeper:
-        assert keeper.stdout is not None
-        assert keeper.stdout.readline() == b"ready\n"
-        yield ("nsenter", f"--target={keeper.pid}", "--mount", "--")
-        keeper.kill()
+    with changed_mounts('mount --bind "$1" /etc/passwd', users) as command:
+        yield command
 
 
 @pytest.fixture
