@@ -33,6 +33,9 @@ UNIT_DIR: Final = Path("etc/systemd/system")
 OPTIONS_DIR: Final = Path("/etc/infiniswap/devices")
 """Where each device's unit looks for NAME.env."""
 
+COPIES_DIR: Final = Path("run/infiniswapd/copies")
+"""Below the root: where the daemon's unit has copies of secrets, see infiniswap.donor.copies."""
+
 MARK: Final = "Written by `infiniswap service install`, removed by `infiniswap service uninstall`."
 
 

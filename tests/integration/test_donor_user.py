@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class Own:
         self.copies = cluster.root / "private" / "copies"
         self.donors = cluster.root / "donors"
         self.port = free_port()
-        cluster.root.chmod(0o777)  # where tests of ours put the ready file
+        cluster.root.chmod(0o1777)  # where tests of ours put the ready file
         self.state = cluster.root / "state"
         self.state.mkdir(exist_ok=True)
         os.chown(self.state, UID, UID)
@@ -63,13 +64,18 @@ class Own:
 
     def prepare(self, *args: str, pool: str = "256M") -> str:
         """As ExecStartPre= does; returns what it says."""
-        options = ("--listen", f"127.0.0.1:{self.port}", "--slab", str(SLAB), "--pool", pool)
-        done = self.cluster.cli(
-            *("daemon", "--prepare", USER, "--copies", str(self.copies)),
-            *(*options, "--headroom", "16M", *args),
-        )
+        done = self.try_prepare("--pool", pool, "--headroom", "16M", *args)
         assert done.returncode == 0, done.stderr
         return done.stderr
+
+    def try_prepare(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """The same, which may fail."""
+        # Nobody else may make them first.
+        for path in (self.donors, self.copies.parent):
+            path.mkdir(exist_ok=True)
+        listen = ("--listen", f"127.0.0.1:{self.port}", "--slab", str(SLAB))
+        prepare = ("daemon", "--prepare", USER, "--copies", str(self.copies))
+        return self.cluster.cli(*prepare, *listen, *args)
 
     def start(self, *args: str) -> Donor:
         """As ExecStart= does."""
@@ -174,11 +180,11 @@ def test_it_reads_copies_of_files_that_are_roots(own: Own, tmp_path: Path) -> No
 
 def test_a_file_that_cannot_be_used_is_named_and_the_daemon_does_not_start(own: Own) -> None:
     own.secret.chmod(0o644)
-    listen = ("--listen", f"127.0.0.1:{own.port}", "--pool", "64M", "--slab", str(SLAB))
-    done = own.cluster.cli("daemon", "--prepare", USER, "--copies", str(own.copies), *listen)
+    done = own.try_prepare("--pool", "64M")
     assert done.returncode == errors.ConfigError.exit_code
     assert "has mode 0644" in done.stderr
     own.cluster.program = (*AS_USER, *own.cluster.program)
+    listen = ("--listen", f"127.0.0.1:{own.port}", "--pool", "64M", "--slab", str(SLAB))
     done = own.cluster.cli("daemon", "--copies", str(own.copies), *listen)
     own.cluster.program = own.cluster.program[len(AS_USER) :]
     # systemd is told not to try again.
@@ -280,14 +286,47 @@ def test_a_run_of_root_borrows_by_that_secret(beside_own: Own) -> None:
 def test_others_cannot_stand_in_for_copies_or_state(own: Own) -> None:
     own.copies.mkdir(parents=True)
     os.chown(own.copies, UID, UID)
-    listen = ("--listen", f"127.0.0.1:{own.port}", "--pool", "64M", "--slab", str(SLAB))
-    done = own.cluster.cli("daemon", "--prepare", USER, "--copies", str(own.copies), *listen)
+    done = own.try_prepare("--pool", "64M")
     assert done.returncode == errors.NotPermittedError.exit_code
     assert not list(own.copies.iterdir())
+    os.chown(own.copies, 0, 0)
     os.chown(own.state, 0, 0)
-    done = own.cluster.cli("daemon", "--prepare", USER, *listen)
+    done = own.try_prepare("--pool", "64M")
     assert f"chown -R {USER}: {own.state}" in done.stderr
     own.cluster.ok("daemon", "--release")
+
+
+def test_root_copies_nothing_that_the_daemons_user_could_put_there(own: Own) -> None:
+    """A public certificate may lie anywhere, and is no secret: what it leads to may be one."""
+    hidden, link = own.cluster.root / "hidden", own.state / "ca.pem"
+    hidden.touch(mode=0o600)
+    link.symlink_to(hidden)
+    own.cluster.env |= {"INFINISWAP_MQTT_CA_FILE": str(link), "INFINISWAP_MQTT_TLS": "on"}
+    done = own.try_prepare("--pool", "64M")
+    assert done.returncode == errors.ConfigError.exit_code
+    assert f"{link}: the daemon's user may write to" in done.stderr
+    assert not own.copies.exists()
+
+
+def test_root_makes_no_run_directory_where_the_daemons_user_could_put_a_link(own: Own) -> None:
+    elsewhere, run = own.cluster.root / "elsewhere", own.state / "run"
+    (elsewhere / "local").mkdir(parents=True)
+    run.symlink_to(elsewhere)
+    own.cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(run)
+    done = own.try_prepare("--pool", "64M")
+    assert done.returncode == errors.ConfigError.exit_code
+    assert "daemon.run_dir" in done.stderr
+    assert (elsewhere / "local").stat().st_uid == 0
+
+
+def test_a_second_secret_is_checked_as_the_first_is(own: Own) -> None:
+    second = own.cluster.root / "second"
+    own.cluster.ok("init", "--secret", str(second))
+    own.cluster.env["INFINISWAP_CLUSTER_SECOND_SECRET_FILE"] = str(second)
+    second.chmod(0o644)
+    done = own.try_prepare("--pool", "64M")
+    assert done.returncode == errors.ConfigError.exit_code
+    assert "has mode 0644" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["root", "no-such-user"])
