@@ -341,8 +341,8 @@ class Config:
         """
         if self.cluster.ca_file is not None:
             return None
-        path = self.cluster.secret_file
-        return host_keys(self.daemon.state_dir) if path is None else read_secret(path)
+        path, state_dir = self.cluster.secret_file, self.daemon.state_dir
+        return host_keys(state_dir) if path is None else read_secret(path, state_dir)
 
     def second_keys(self) -> Keys | None:
         """The keys of the second secret; None where none is configured.

@@ -20,6 +20,7 @@ CAPABILITIES: Final = {
     "CAP_KILL": 5,
     "CAP_SETGID": 6,
     "CAP_SETUID": 7,
+    "CAP_NET_BIND_SERVICE": 10,
     "CAP_NET_ADMIN": 12,
     "CAP_IPC_LOCK": 14,
     "CAP_SYS_PTRACE": 19,

@@ -73,14 +73,21 @@ def check_metrics_listen(listen: HostPort | None, token: bytes | None) -> None:
         )
 
 
-def read_secret(path: Path) -> Keys:
+def read_secret(path: Path, state_dir: Path | None = None) -> Keys:
     """The keys of a cluster secret, or a session key alone; white space around it is not part of
     it.
+
+    Args:
+        path: of the file.
+        state_dir: of this host's daemon, whose user may own the secret that the host has made for
+            itself; None: the file is no such secret.
 
     Raises:
         ConfigError: unreadable, open to other users, owned by another user, not made by a random
             number generator.
     """
+    if state_dir is not None and path == host_secret_path(state_dir):
+        return _parse(path, _HOST_SECRET)
     return _parse(path, _Kind("cluster secret", "[cluster] secret_file", 1, ""))
 
 
@@ -164,7 +171,7 @@ def host_keys(state_dir: Path) -> Keys | None:
     path = host_secret_path(state_dir)
     if not os.access(path, os.R_OK, effective_ids=True):
         return None
-    return _parse(path, _Kind("secret of this host", "daemon.state_dir", 1, "", user=DONOR_USER))
+    return read_secret(path, state_dir)
 
 
 def make_host_secret(state_dir: Path) -> None:
@@ -304,8 +311,8 @@ def read_tls_key(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a file holds, and the key that names it; `user` may own it beside root and ourselves.
-    Everybody may read what is public."""
+    """What a file holds, and the key that names it. Everybody may read what is public. `user` may
+    own the file beside root and ourselves, and the directory as well, so no link is followed."""
 
     noun: str
     key: str
@@ -316,11 +323,15 @@ class _Kind:
     is_public: bool = False
 
 
+_HOST_SECRET: Final = _Kind("secret of this host", "daemon.state_dir", 1, "", user=DONOR_USER)
+
+
 def _open(path: Path, kind: _Kind) -> tuple[int, os.stat_result]:
     where = str(path)
     try:
         # NONBLOCK: opening a FIFO must not wait for a writer.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if kind.user else 0)
+        fd = os.open(path, flags)
     except PermissionError as error:
         what, mend = refused_reading(path, f"the {kind.noun}")
         raise ConfigError(what, where=where, mend=mend) from error

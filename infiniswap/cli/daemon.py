@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     if args.prepare is not None:
         return prepare(args)
     from infiniswap import logs
-    from infiniswap.donor import copies, daemon
+    from infiniswap.donor import by_hand, copies, daemon
     from infiniswap.donor.memory import memory_source
     from infiniswap.engine.native import NativeStore
 
@@ -132,7 +132,8 @@ def run(args: argparse.Namespace) -> int:
         to_journal=logs.is_journal(),
     )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    asyncio.run(daemon.run(config, NativeStore, memory, args.ready_file, load))
+    with by_hand.bounded(config, memory) as give_back:
+        asyncio.run(daemon.run(config, NativeStore, memory, args.ready_file, load, give_back))
     return 0
 
 

@@ -218,11 +218,18 @@ def _backup(
     from infiniswap.cli.config.paths import PROBE_NAME, existing
     from infiniswap.config_text import toml_value
     from infiniswap.system.backup import check_backup
+    from infiniswap.system.bounded import within
+    from infiniswap.system.service_units import capabilities_by_hand
 
-    check = check or check_backup
+    check, left = check or check_backup, capabilities_by_hand()
+
+    def check_there(directory: Path) -> None:
+        """As a device's process may, which has not all of root's rights."""
+        within(left, lambda: check(directory / PROBE_NAME, MIB))
+
     default = configuration.DeviceConfig().backup_dir
     try:
-        check(existing(default) / PROBE_NAME, MIB)
+        check_there(existing(default))
     except InfiniswapError as error:
         why = error.what
     else:
@@ -231,7 +238,7 @@ def _backup(
         return
     for mount in _disks() if disks is None else disks:
         with contextlib.suppress(InfiniswapError):
-            check(mount / PROBE_NAME, MIB)
+            check_there(mount)
             chosen["device.backup_dir"] = toml_value(mount / "infiniswap", {})
             found["device.backup_dir"] = [
                 f"{default} cannot hold backups ({why}); {format_size_short(_free_bytes(mount))} "

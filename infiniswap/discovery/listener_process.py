@@ -64,7 +64,7 @@ async def _run(order: Order) -> None:
     changed = asyncio.Event()
     try:
         files = [path for path in (order.secret_file, order.second_secret_file) if path is not None]
-        accepted = [read_secret(Path(path)) for path in files]
+        accepted = [read_secret(Path(path), Path(order.state_dir)) for path in files]
     except InfiniswapError as error:
         _tell(Report(donors=None, problem=str(error), notes=[]))
         raise SystemExit(error.exit_code) from None

@@ -22,6 +22,7 @@ class Order(Struct, frozen=True, kw_only=True):
     cluster: str
     secret_file: str | None
     second_secret_file: str | None
+    state_dir: str
     slab_bytes: int
 
 

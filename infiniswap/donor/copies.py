@@ -24,6 +24,7 @@ from infiniswap.control.pki import load
 from infiniswap.control.roles import Role
 from infiniswap.errors import ConfigError, NotPermittedError, from_oserror
 from infiniswap.secret import read_password
+from infiniswap.system.reach import replaceable_by
 
 _BYTES_MAX: Final = 4 * 1024 * 1024
 """Of one file. A list of all public certificate authorities has 250 KiB."""
@@ -41,7 +42,8 @@ def _named(config: Config) -> Iterator[tuple[str, str, Path]]:
 
 def write(config: Config, directory: Path, owner: tuple[int, int]) -> None:
     """Copies the files, and removes copies of those that are no longer named. For root. The files
-    are checked here, as the copies would hide that others may read or replace one.
+    are checked here, as the copies would hide that others may read or replace one. The daemon's own
+    user may replace none either, or root would copy whatever a link of that user's leads to.
 
     Args:
         config: names them.
@@ -55,21 +57,47 @@ def write(config: Config, directory: Path, owner: tuple[int, int]) -> None:
     """
     if config.cluster.secret_file is not None:
         config.keys()
+    config.second_keys()
     files = config.certificates()
     if files is not None:
         load(files, config.cluster.name, Role.DONOR)
     config.metrics_token()
     if config.mqtt.password_file is not None:
         read_password(config.mqtt.password_file)
+    named = list(_named(config))
+    for section, name, path in named:
+        check_reach(path, owner, f"{section}.{name}")
+    check_reach(directory, owner, "--copies")
     _make(directory)
     names = set()
-    for section, name, path in _named(config):
+    for section, name, path in named:
         names.add(f"{section}.{name}")
         _copy(path, directory / f"{section}.{name}", owner)
     with contextlib.suppress(OSError):
         for path in directory.iterdir():
             if path.name not in names:
                 path.unlink()
+
+
+def check_reach(path: Path, user: tuple[int, int], key: str) -> None:
+    """Checks that the daemon's user does not decide what root finds at a path.
+
+    Args:
+        path: where root will go.
+        user: numbers of the user and of its group.
+        key: that names the path in the configuration.
+
+    Raises:
+        ConfigError: the user does.
+        OSError: a directory on the way cannot be looked at.
+    """
+    if (directory := replaceable_by(path, *user)) is not None:
+        raise ConfigError(
+            f"the daemon's user may write to {directory}, and so decide what root finds at the "
+            f"path that {key} names",
+            where=str(path),
+            mend="Name one in a directory of root's (/etc/infiniswap, /run/infiniswapd).",
+        )
 
 
 def _make(directory: Path) -> None:
@@ -112,6 +140,23 @@ def _copy(source: Path, target: Path, owner: tuple[int, int]) -> None:
         temporary.replace(target)
     except OSError as error:
         raise from_oserror("cannot write the copy", error, where=str(target)) from error
+
+
+def remove(directory: Path) -> bool:
+    """Removes the copies of a daemon that does not run; False: there are none.
+
+    Raises:
+        SystemCallError: one cannot be removed.
+    """
+    try:
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise from_oserror("cannot remove the copies", error, where=str(directory)) from error
+    return True
 
 
 def use(config: Config, directory: Path | None) -> Config:

@@ -19,6 +19,7 @@ from pathlib import Path
 from infiniswap.config import Config
 from infiniswap.control.service import CONNECTIONS_MAX
 from infiniswap.donor import descriptors
+from infiniswap.donor.home import Release
 from infiniswap.donor.memory import MemorySource
 from infiniswap.donor.serve import Donor, Ports, StoreFactory, serve
 from infiniswap.errors import from_oserror
@@ -33,6 +34,7 @@ async def run(
     memory: MemorySource,
     ready_file: Path | None = None,
     load: Callable[[], Config] | None = None,
+    release: Release | None = None,
 ) -> None:
     """Runs a donor until SIGTERM (a successor may have what is lent) or SIGINT (it may not).
 
@@ -42,6 +44,7 @@ async def run(
         memory: figures.
         ready_file: gets the ports as JSON when everything is served; removed at the stop.
         load: reads the configuration again, at SIGHUP; None: there is nothing to read.
+        release: see serve.
 
     Raises:
         See serve.
@@ -61,7 +64,7 @@ async def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
     try:
-        async with serve(config, store_factory, memory) as donor:
+        async with serve(config, store_factory, memory, release=release) as donor:
             if ready_file is not None:
                 _write_ready(ready_file, donor.ports)
             notifier = Notifier()

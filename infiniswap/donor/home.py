@@ -19,7 +19,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,11 @@ LOCK_WAIT_S = 5.0
 
 _RECORDS_BYTES = 64 * MIB
 """Beside the pool, for records and the file system's own needs; taken only where used."""
+
+
+Release = Callable[[float], None]
+"""Gives a home back after so many seconds, unless a successor has come. 0: it is empty, and is gone
+on return."""
 
 
 def home_bytes(pool_bytes: int) -> int:
@@ -147,12 +152,19 @@ class Home:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def leave(self, grace_s: float) -> None:
+    def leave(self, grace_s: float, release: Release | None = None) -> None:
         """At the end of the daemon: removes it, or leaves it to a successor that comes within this
-        time. Errors are logged."""
+        time. Errors are logged.
+
+        Args:
+            grace_s: that time.
+            release: of a daemon that may not unmount it itself.
+        """
         try:
             if not self.keeps:
                 self.remove()
+                if release is not None:
+                    release(0)
                 return
             self.close()
             log.info(
@@ -161,7 +173,10 @@ class Home:
                 self.path,
                 grace_s,
             )
-            leave_release(self.path, grace_s)
+            if release is None:
+                leave_release(self.path, grace_s)
+            else:
+                release(grace_s)
         except InfiniswapError as error:
             log.error("%s", error)
 
@@ -170,7 +185,7 @@ class Home:
         self.records.remove_donor()
         self._empty()
         if own_mount(self.path) is not None:
-            # Root has mounted it for a daemon that is another user's: it stays, without memory.
+            # Root has mounted it for a daemon without that right: it stays, without memory.
             with contextlib.suppress(NotPermittedError):
                 mounts.unmount(self.path, lazy=True)  # lazily: our own lock is a use
         self.close()
@@ -211,14 +226,29 @@ def open_home(run_dir: Path | None, donor_id: str, pool_bytes: int) -> Home | No
         return NoHome("daemon.run_dir is empty", is_chosen=True)
     path = run_dir / donor_id
     try:
-        make_run_dir(run_dir)
-        path.mkdir(mode=0o700, exist_ok=True)
-        missing = _mount(path, home_bytes(pool_bytes))
+        missing = mount(path, pool_bytes)
     except (OSError, InfiniswapError) as error:
-        with contextlib.suppress(OSError):
-            path.rmdir()
         return NoHome(f"no tmpfs can be mounted at {path} ({error})")
     return Home(path, _lock(path, LOCK_WAIT_S), missing)
+
+
+def mount(path: Path, pool_bytes: int) -> tuple[str, ...]:
+    """Mounts the home of a pool where it is not mounted yet, and gives it the right size.
+
+    Returns:
+        Options of the mount that this kernel does not know.
+
+    Raises:
+        OSError, InfiniswapError: it cannot be mounted.
+    """
+    make_run_dir(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+    try:
+        return _mount(path, home_bytes(pool_bytes))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        raise
 
 
 def make_run_dir(run_dir: Path, user: str = "") -> None:
@@ -355,16 +385,22 @@ def leave_release(path: Path, after_s: float) -> None:
 
     If a service manager ends all processes of a service, the process must be a unit of its own.
     """
-    command = programs.infiniswap(
-        "daemon", "--release", "--after", f"{after_s:g}", "--donor", path.name
-    )
-    # Not our own settings: another configuration file could name another directory.
-    run_dir = {"INFINISWAP_DAEMON_RUN_DIR": str(path.parent)}
     programs.leave(
-        command,
-        programs.environment(run_dir, settings=False),
+        [*release_command(path), f"{after_s:g}"],
+        release_environment(path),
         what=f"nothing gives the memory in {path} back",
     )
+
+
+def release_command(path: Path) -> list[str]:
+    """What gives a home back after the seconds that are to follow."""
+    return programs.infiniswap("daemon", "--release", "--donor", path.name, "--after")
+
+
+def release_environment(path: Path) -> dict[str, str]:
+    """Of that command. Not our own settings: another file could name another directory."""
+    run_dir = {"INFINISWAP_DAEMON_RUN_DIR": str(path.parent)}
+    return programs.environment(run_dir, settings=False)
 
 
 def release(leftover: OrphanedHome, *, asked: bool = True) -> bool:

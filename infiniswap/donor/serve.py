@@ -40,7 +40,7 @@ from infiniswap.donor.certificate import certificate_path, donor_certificate
 from infiniswap.donor.cluster_keys import donor_keys, second_keys
 from infiniswap.donor.credentials import DonorCredentials, donor_credentials
 from infiniswap.donor.harvest import Harvester
-from infiniswap.donor.home import Home, NoHome, make_run_dir, open_home
+from infiniswap.donor.home import Home, NoHome, Release, make_run_dir, open_home
 from infiniswap.donor.identity import DonorIdentity, make_identity
 from infiniswap.donor.memory import MemorySource
 from infiniswap.donor.pool_limits import pool_limits, pool_note
@@ -132,6 +132,7 @@ async def serve(
     handshake_s: float = 5.0,
     tls_per_host: Rate = PER_HOST,
     clock: Callable[[], float] = time.monotonic,
+    release: Release | None = None,
 ) -> AsyncIterator[Donor]:
     """Runs a donor for as long as the block lasts.
 
@@ -142,6 +143,7 @@ async def serve(
         stop_s: how long stopping waits for consumers.
         handshake_s, tls_per_host: see ServerConfig.
         clock: seconds; it should be monotonic.
+        release: gives the home back, for a daemon that may not unmount it itself.
 
     Raises:
         ConfigError: the configuration cannot work on this host.
@@ -161,7 +163,9 @@ async def serve(
     )
     async with contextlib.AsyncExitStack() as stack:
         steady = SteadyClock(clock)
-        donor = await _start(stack, config, control, store_factory, memory, steady, credentials)
+        donor = await _start(
+            stack, config, control, store_factory, memory, steady, credentials, release
+        )
         if note:
             donor.service.degraded["certificate"] = [note]
         yield donor
@@ -176,6 +180,7 @@ async def _start(
     memory: MemorySource,
     clock: SteadyClock,
     credentials: DonorCredentials | None,
+    release: Release | None,
 ) -> Donor:
     """Starts each part, and leaves on the stack what stops it again, the last one first."""
     daemon = config.daemon
@@ -193,7 +198,7 @@ async def _start(
     if isinstance(home, Home):
         identity = replace(identity, incarnation=home.incarnation)
     store = await stack.enter_async_context(
-        _open_store(store_factory, config, limits, home, off_loop)
+        _open_store(store_factory, config, limits, home, off_loop, release)
     )
     policy, period_s = HeadroomPolicy(limits), config.policy.period_s
     harvester = Harvester(store, policy, memory, executor, clock, period_s, background)
@@ -306,6 +311,7 @@ async def _open_store(
     limits: HeadroomConfig,
     home: Home | NoHome,
     off_loop: OffLoop,
+    release: Release | None,
 ) -> AsyncIterator[Store]:
     """The store; at the end it is closed, and its home left."""
     slab_dir = home.slabs if isinstance(home, Home) else None
@@ -320,7 +326,7 @@ async def _open_store(
     finally:
         await off_loop(store.close)
         if isinstance(home, Home):
-            await off_loop(lambda: home.leave(config.daemon.lease_grace_s))
+            await off_loop(lambda: home.leave(config.daemon.lease_grace_s, release))
 
 
 def _restore(service: DonorService, store: Store, home: Home | NoHome, now_s: float) -> None:

@@ -111,6 +111,7 @@ def _make_places(config: Config, user: DaemonUser, memory: MemorySource) -> None
     daemon = config.daemon
     if daemon.run_dir is None:
         return
+    copies.check_reach(daemon.run_dir, (user.uid, user.gid), "daemon.run_dir")
     home.make_run_dir(daemon.run_dir)
     _own_directory(daemon.run_dir / LOCAL_DIR, user)
     if not daemon.listen.port:
@@ -209,10 +210,15 @@ def _move(path: Path, target: Path, user: DaemonUser) -> None:
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         copy = os.open(path.name, flags, 0o600, dir_fd=directory)
-        with path.open("rb") as old, open(copy, "wb") as new:
-            shutil.copyfileobj(old, new)
-            os.fchmod(copy, path.stat().st_mode & 0o777)
-            os.fchown(copy, user.uid, user.gid)
+        try:
+            with open(copy, "wb") as new, path.open("rb") as old:
+                shutil.copyfileobj(old, new)
+                new.flush()
+                os.fchmod(copy, path.stat().st_mode & 0o777)
+                os.fchown(copy, user.uid, user.gid)
+        except OSError:
+            os.unlink(path.name, dir_fd=directory)  # or half of it would pass for all
+            raise
     finally:
         os.close(directory)
     path.unlink()

@@ -245,13 +245,21 @@ def _check_file(path: Path, existing: os.stat_result | None, size_bytes: int, pr
             "with --backup.",
         )
     if not os.access(path if existing else directory, os.W_OK):
-        raise BackupError(
-            "this user may not write there",
-            where=str(path),
-            mend="Run it as root, or name another file with --backup.",
-        )
+        raise _unwritable(path, (existing or os.stat(directory)).st_uid)
     _check_not_swap(path, existing, proc)
     _check_space(path, existing, size_bytes)
+
+
+def _unwritable(path: Path, owner: int) -> BackupError:
+    if os.geteuid() != 0 or owner == 0:
+        what, mend = "this user may not write there", "Run it as root, or name another file"
+    else:
+        what = (
+            f"a device may not write there: it has not all of root's rights, and user {owner} owns "
+            "that place"
+        )
+        mend = "Name a file in a directory of root's"
+    return BackupError(what, where=str(path), mend=f"{mend} with --backup.")
 
 
 def _check_space(path: Path, existing: os.stat_result | None, size_bytes: int) -> None:

@@ -13,9 +13,10 @@ import ctypes
 import errno
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from infiniswap.errors import from_oserror
 from infiniswap.rights import CAPABILITIES
@@ -24,9 +25,13 @@ from infiniswap.system.files import PROC, read_text
 _PR_CAPBSET_READ: Final = 23
 _PR_CAPBSET_DROP: Final = 24
 _PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_GET_NO_NEW_PRIVS: Final = 39
 _CAPABILITY_VERSION_3: Final = 0x2008_0522
 _BITS_MAX: Final = 64
 _WHAT: Final = "the process cannot give up its rights"
+
+
+_Result = TypeVar("_Result")
 
 
 class _Header(ctypes.Structure):
@@ -50,6 +55,10 @@ def give_up(keep: Sequence[str], *, proc: Path = PROC) -> None:
     The bounding set stays where the process may not change it (without CAP_SETPCAP). That takes
     nothing away: no program can gain what the thread has not.
 
+    A process that somebody has bounded before keeps what it was left where a filter of system calls
+    lets it give nothing up. The unit of a device does that: it may leave more than this kernel
+    needs, when another kernel ran at its installation.
+
     Args:
         keep: names of rights.CAPABILITIES; those that the thread has not stay away.
         proc: root of the proc file system.
@@ -59,13 +68,38 @@ def give_up(keep: Sequence[str], *, proc: Path = PROC) -> None:
     """
     wanted = sum(1 << CAPABILITIES[name] for name in keep)
     libc = ctypes.CDLL(None, use_errno=True)
+    is_bounded = libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise _refused()
     _bound(libc, wanted)
     permitted, effective, inheritable = _sets(proc)
-    # systemd's filter for a device knows no capset, and under it there is nothing left to do.
-    if (permitted | effective) & ~wanted or inheritable:
-        _set(libc, permitted & wanted, effective & wanted)
+    if not ((permitted | effective) & ~wanted or inheritable):
+        return
+    if _set(libc, permitted & wanted, effective & wanted):
+        return
+    # The kernel itself lets everybody give capabilities up, so this is a filter.
+    if not is_bounded or ctypes.get_errno() != errno.EPERM:
+        raise _refused()
+
+
+def within(keep: Sequence[str], work: Callable[[], _Result]) -> _Result:
+    """Does something in a thread that has given its other rights up. This process keeps its own.
+
+    Args:
+        keep: see give_up.
+        work: what to do.
+
+    Raises:
+        NotPermittedError, SystemCallError: see give_up.
+        Others: of `work`.
+    """
+
+    def bounded() -> _Result:
+        give_up(keep)
+        return work()
+
+    with ThreadPoolExecutor(1, "fewer rights") as thread:
+        return thread.submit(bounded).result()
 
 
 def _bound(libc: ctypes.CDLL, wanted: int) -> None:
@@ -84,13 +118,12 @@ def _sets(proc: Path) -> tuple[int, int, int]:
     return int(found["CapPrm"], 16), int(found["CapEff"], 16), int(found["CapInh"], 16)
 
 
-def _set(libc: ctypes.CDLL, permitted: int, effective: int) -> None:
+def _set(libc: ctypes.CDLL, permitted: int, effective: int) -> bool:
     header = _Header(_CAPABILITY_VERSION_3, 0)
     words = (_Words * 2)(
         *(_Words(effective >> at & 0xFFFF_FFFF, permitted >> at & 0xFFFF_FFFF, 0) for at in (0, 32))
     )
-    if libc.capset(ctypes.byref(header), words) != 0:
-        raise _refused()
+    return bool(libc.capset(ctypes.byref(header), words) == 0)
 
 
 def _refused() -> Exception:

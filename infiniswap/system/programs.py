@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Final
 
@@ -165,8 +164,6 @@ def start(
     located = _located(argv)
 
     def popen() -> Process:
-        if keep is not None:
-            bounded.give_up(keep)
         return subprocess.Popen(
             located,
             stdin=stdin,
@@ -179,11 +176,7 @@ def start(
         )
 
     try:
-        if keep is None:
-            return popen()
-        # Rights are a thread's: this process keeps its own.
-        with ThreadPoolExecutor(1, "give up rights") as thread:
-            return thread.submit(popen).result()
+        return popen() if keep is None else bounded.within(keep, popen)
     except OSError as error:
         raise from_oserror(what or f"cannot run `{argv[0]}`", error, mend=mend) from error
 

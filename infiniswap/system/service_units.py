@@ -16,6 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from infiniswap import rights
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError, from_oserror
 from infiniswap.rights import DONOR_USER, device_capabilities
 from infiniswap.system.files import PROC, try_read_text
@@ -31,6 +32,9 @@ UNIT_DIR: Final = Path("etc/systemd/system")
 
 OPTIONS_DIR: Final = Path("/etc/infiniswap/devices")
 """Where each device's unit looks for NAME.env."""
+
+COPIES_DIR: Final = Path("run/infiniswapd/copies")
+"""Below the root: where the daemon's unit has copies of secrets, see infiniswap.donor.copies."""
 
 MARK: Final = "Written by `infiniswap service install`, removed by `infiniswap service uninstall`."
 
@@ -66,6 +70,29 @@ def has_cgroup_kill(*, proc: Path = PROC) -> bool:
 def capabilities_here() -> tuple[str, ...]:
     """What a device takes on this host."""
     return device_capabilities(cgroup_kill=has_cgroup_kill(), systemd_cgroups=systemd_makes_them())
+
+
+def capabilities_by_hand() -> tuple[str, ...]:
+    """What the processes of a device may have that systemd does not run. Limits stand for the rest
+    (bounded.raise_limits), and only CAP_SYS_RESOURCE may raise those."""
+    keep = capabilities_here()
+    if rights.has("CAP_SYS_RESOURCE"):
+        return keep
+    return (*keep, "CAP_IPC_LOCK", "CAP_SYS_NICE")
+
+
+def capabilities_of_unit(root: Path = Path("/")) -> frozenset[str] | None:
+    """What the installed unit of devices leaves them, drop-ins included; None: it is not installed,
+    or lists what it takes away."""
+    unit = root / UNIT_DIR / DEVICE_UNIT
+    found: set[str] = set()
+    for path in (unit, *sorted(unit.with_name(f"{DEVICE_UNIT}.d").glob("*.conf"))):
+        for line in (try_read_text(path) or "").splitlines():
+            key, _, names = line.partition("=")
+            if key.strip() == "CapabilityBoundingSet":
+                # An empty line forgets the lines before it.
+                found = found | set(names.split()) if names.strip() else set()
+    return frozenset(found) if found and not any(name[0] == "~" for name in found) else None
 
 
 def render(name: str, command: Sequence[str], *, capabilities: Sequence[str] | None = None) -> str:

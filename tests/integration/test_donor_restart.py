@@ -10,10 +10,20 @@ import socket
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import PROGRAM, SLAB, WAIT_S, Cluster, Donor, until
+from support.devices.cluster import (
+    PROGRAM,
+    SLAB,
+    WAIT_S,
+    Cluster,
+    Donor,
+    children,
+    until,
+    wait_ended,
+)
 from support.devices.copied import Copied, for_want_of_donors
 from support.machine.trap import Trap
 
+from infiniswap import rights
 from infiniswap.donor import home
 from infiniswap.system import mounts
 from infiniswap.units import MIB, PAGE_BYTES
@@ -53,7 +63,9 @@ def release_commands() -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if b"--release" in path.read_bytes().split(b"\0"):
+            command = path.read_bytes().split(b"\0")
+            # A shell with this in its arguments waits for the end of a daemon of root.
+            if b"--release" in command and not command[0].endswith(b"sh"):
                 found.append(int(path.parent.name))
     return found
 
@@ -317,6 +329,49 @@ def test_a_donor_without_slabs_lent_leaves_nothing(cluster: Cluster) -> None:
     assert {"nosuid", "nodev", "noexec"} <= mount.options
     assert donor.end(signal.SIGTERM) == 0
     assert not path.parent.exists()
+
+
+def test_a_daemon_of_root_has_given_its_rights_up(lent: Lent) -> None:
+    """All but those to read where settings and program may lie, and in some containers to lock."""
+    names = {"CAP_DAC_READ_SEARCH"}
+    if not rights.has("CAP_SYS_RESOURCE"):
+        names.add("CAP_IPC_LOCK")
+    most = sum(1 << rights.CAPABILITIES[name] for name in names)
+    tasks = list(Path(f"/proc/{lent.donor.process.pid}/task").iterdir())
+    assert len(tasks) > 1
+    for task in tasks:
+        lines = (task / "status").read_text().splitlines()
+        seen = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+        for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+            assert not int(seen[name], 16) & ~most, (task.name, name)
+        assert seen["NoNewPrivs"] == "1"
+    assert "cannot lock" not in lent.donor.log
+    (releaser,) = children(lent.donor.process.pid)
+    assert lent.donor.end(signal.SIGKILL) != 0
+    wait_ended(releaser)
+    assert lent.home().is_mount(), "a successor may come"
+    lent.restart()
+    lent.until_slabs("mapped")
+
+
+def test_a_port_below_1024_stays_roots_to_use(cluster: Cluster) -> None:
+    """The start binds it after the rights are gone."""
+    for port in range(1023, 1000, -1):
+        with contextlib.suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            break
+    assert cluster.donor(port=port).end(signal.SIGTERM) == 0
+
+
+def test_a_start_that_fails_leaves_nothing_mounted(cluster: Cluster) -> None:
+    busy = socket.create_server(("127.0.0.1", 0))
+    with busy, pytest.raises(AssertionError, match="in use"):
+        cluster.donor(port=busy.getsockname()[1])
+    (cluster.root / "state").mkdir(exist_ok=True)
+    (cluster.root / "state" / "host-secret").write_text("short")
+    with pytest.raises(AssertionError, match="host-secret"):
+        cluster.donor(port=free_port())
+    assert not (cluster.root / "donors").exists()
 
 
 def test_two_daemons_do_not_share_slabs(cluster: Cluster) -> None:

@@ -7,21 +7,25 @@ import json
 import os
 import signal
 import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import SLAB, Cluster, Donor, until
+from support.devices.cluster import PROGRAM, SLAB, Cluster, Device, Donor, until
 from support.devices.copied import Copied
+from support.machine.mount_space import changed_mounts
 
-from infiniswap import errors, secret
+from infiniswap import errors
 from infiniswap.donor import home
+from infiniswap.rights import DONOR_USER
 from infiniswap.system import mounts
 from infiniswap.units import MIB
 
 pytestmark = [
     pytest.mark.requires_native,
     pytest.mark.requires_root,
-    pytest.mark.requires_tool("setpriv", "nbdcopy"),
+    pytest.mark.requires_tool("setpriv", "nbdcopy", "unshare", "nsenter"),
 ]
 
 USER = "nobody"
@@ -47,7 +51,7 @@ class Own:
         self.copies = cluster.root / "private" / "copies"
         self.donors = cluster.root / "donors"
         self.port = free_port()
-        cluster.root.chmod(0o777)  # where tests of ours put the ready file
+        cluster.root.chmod(0o1777)  # where tests of ours put the ready file
         self.state = cluster.root / "state"
         self.state.mkdir(exist_ok=True)
         os.chown(self.state, UID, UID)
@@ -60,13 +64,18 @@ class Own:
 
     def prepare(self, *args: str, pool: str = "256M") -> str:
         """As ExecStartPre= does; returns what it says."""
-        options = ("--listen", f"127.0.0.1:{self.port}", "--slab", str(SLAB), "--pool", pool)
-        done = self.cluster.cli(
-            *("daemon", "--prepare", USER, "--copies", str(self.copies)),
-            *(*options, "--headroom", "16M", *args),
-        )
+        done = self.try_prepare("--pool", pool, "--headroom", "16M", *args)
         assert done.returncode == 0, done.stderr
         return done.stderr
+
+    def try_prepare(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """The same, which may fail."""
+        # Nobody else may make them first.
+        for path in (self.donors, self.copies.parent):
+            path.mkdir(exist_ok=True)
+        listen = ("--listen", f"127.0.0.1:{self.port}", "--slab", str(SLAB))
+        prepare = ("daemon", "--prepare", USER, "--copies", str(self.copies))
+        return self.cluster.cli(*prepare, *listen, *args)
 
     def start(self, *args: str) -> Donor:
         """As ExecStart= does."""
@@ -171,11 +180,11 @@ def test_it_reads_copies_of_files_that_are_roots(own: Own, tmp_path: Path) -> No
 
 def test_a_file_that_cannot_be_used_is_named_and_the_daemon_does_not_start(own: Own) -> None:
     own.secret.chmod(0o644)
-    listen = ("--listen", f"127.0.0.1:{own.port}", "--pool", "64M", "--slab", str(SLAB))
-    done = own.cluster.cli("daemon", "--prepare", USER, "--copies", str(own.copies), *listen)
+    done = own.try_prepare("--pool", "64M")
     assert done.returncode == errors.ConfigError.exit_code
     assert "has mode 0644" in done.stderr
     own.cluster.program = (*AS_USER, *own.cluster.program)
+    listen = ("--listen", f"127.0.0.1:{own.port}", "--pool", "64M", "--slab", str(SLAB))
     done = own.cluster.cli("daemon", "--copies", str(own.copies), *listen)
     own.cluster.program = own.cluster.program[len(AS_USER) :]
     # systemd is told not to try again.
@@ -184,31 +193,140 @@ def test_a_file_that_cannot_be_used_is_named_and_the_daemon_does_not_start(own: 
     assert "the log of the unit say why" in done.stderr
 
 
-def test_root_uses_the_secret_that_the_daemons_user_has_made(
-    own: Own, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a host without a cluster secret. The secret of any other user is refused."""
+@pytest.fixture
+def donor_user(own: Own) -> Iterator[tuple[str, ...]]:
+    """A command that executes others where the service's user is there, and is our stand-in."""
+    users = own.cluster.root / "passwd"
+    entry = f"{DONOR_USER}:x:{UID}:{UID}::/nonexistent:/bin/false"
+    users.write_text(f"{Path('/etc/passwd').read_text()}{entry}\n")
+    with changed_mounts('mount --bind "$1" /etc/passwd', users) as command:
+        yield command
+
+
+@pytest.fixture
+def beside_own(own: Own, donor_user: tuple[str, ...]) -> Iterator[Own]:
+    """Commands of root beside the daemon of that user, without a cluster secret."""
     del own.cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"]
     own.prepare()
-    donor = own.start()
+    own.start()
     assert (own.state / "host-secret").stat().st_uid == UID
-    refused = own.cluster.cli("donor", "drain", donor.address)
+    refused = own.cluster.cli("donor", "drain", own.cluster.addresses)
     assert "belongs to another user" in refused.stderr
-    monkeypatch.setattr(secret, "DONOR_USER", USER)
-    assert secret.host_keys(own.state) is not None
+    own.cluster.program = (*donor_user, *PROGRAM)
+    try:
+        yield own
+    finally:
+        for name in own.cluster.names():
+            own.cluster.cli("device", "remove", name)
+        own.cluster.program = PROGRAM
+
+
+def test_root_uses_the_secret_that_the_daemons_user_has_made(beside_own: Own) -> None:
+    """On a host without a cluster secret. The secret of any other user is refused."""
+    cluster, (donor,) = beside_own.cluster, beside_own.cluster.donors
+    cluster.ok("donor", "drain", donor.address)
+    cluster.ok("donor", "undrain", donor.address)
+    made = beside_own.state / "host-secret"
+    made.rename(beside_own.state / "moved")
+    made.symlink_to(beside_own.secret)  # root's, which would be refused to the daemon's user
+    refused = cluster.cli("donor", "drain", donor.address)
+    assert refused.returncode == errors.ConfigError.exit_code
+    assert str(made) in refused.stderr
+
+
+def mapped(device: Device, slabs: int) -> None:
+    """Waits until the donor has let it in and lends so many slabs."""
+    until(lambda: device.told["slabs"].get("mapped") == slabs, "mapped slabs")
+
+
+def rewrite(device: Device, content: bytes) -> None:
+    """Through the kernel, past its cache."""
+    device.path.write_bytes(content)
+    with device.path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert file.read(len(content)) == content
+
+
+@pytest.mark.requires_fuse
+@pytest.mark.requires_loop
+def test_a_device_of_root_borrows_by_that_secret_and_so_does_its_successor(
+    beside_own: Own,
+) -> None:
+    cluster = beside_own.cluster
+    cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
+    device = cluster.start("--frontend", "fuse", size=str(SIZE))
+    rewrite(device, os.urandom(SIZE))
+    mapped(device, SIZE // SLAB)
+    os.kill(device.processes()["active"], signal.SIGKILL)
+    device.wait_take_over(1)
+    rewrite(device, os.urandom(SIZE))
+    mapped(device, SIZE // SLAB)
+    for action in ("reload", "restart"):
+        cluster.ok("device", action, device.name)
+        mapped(device, SIZE // SLAB)
+    assert "reload" not in "".join(device.status["degraded"])
+    rewrite(device, os.urandom(SIZE))
+    device.stop()
+    cluster.ok("device", "start", device.name)
+    rewrite(device, os.urandom(SIZE))
+    mapped(device, SIZE // SLAB)
+
+
+@pytest.mark.requires_swap
+@pytest.mark.requires_fuse
+@pytest.mark.requires_loop
+@pytest.mark.requires_memcg
+def test_a_run_of_root_borrows_by_that_secret(beside_own: Own) -> None:
+    job = ("run", "--local", "32M", "--size", "128M", "--frontend", "fuse")
+    donors = ("--donors", beside_own.cluster.addresses)
+    beside_own.cluster.ok(*job, *donors, "--", "true")
 
 
 def test_others_cannot_stand_in_for_copies_or_state(own: Own) -> None:
     own.copies.mkdir(parents=True)
     os.chown(own.copies, UID, UID)
-    listen = ("--listen", f"127.0.0.1:{own.port}", "--pool", "64M", "--slab", str(SLAB))
-    done = own.cluster.cli("daemon", "--prepare", USER, "--copies", str(own.copies), *listen)
+    done = own.try_prepare("--pool", "64M")
     assert done.returncode == errors.NotPermittedError.exit_code
     assert not list(own.copies.iterdir())
+    os.chown(own.copies, 0, 0)
     os.chown(own.state, 0, 0)
-    done = own.cluster.cli("daemon", "--prepare", USER, *listen)
+    done = own.try_prepare("--pool", "64M")
     assert f"chown -R {USER}: {own.state}" in done.stderr
     own.cluster.ok("daemon", "--release")
+
+
+def test_root_copies_nothing_that_the_daemons_user_could_put_there(own: Own) -> None:
+    """A public certificate may lie anywhere, and is no secret: what it leads to may be one."""
+    hidden, link = own.cluster.root / "hidden", own.state / "ca.pem"
+    hidden.touch(mode=0o600)
+    link.symlink_to(hidden)
+    own.cluster.env |= {"INFINISWAP_MQTT_CA_FILE": str(link), "INFINISWAP_MQTT_TLS": "on"}
+    done = own.try_prepare("--pool", "64M")
+    assert done.returncode == errors.ConfigError.exit_code
+    assert f"{link}: the daemon's user may write to" in done.stderr
+    assert not own.copies.exists()
+
+
+def test_root_makes_no_run_directory_where_the_daemons_user_could_put_a_link(own: Own) -> None:
+    elsewhere, run = own.cluster.root / "elsewhere", own.state / "run"
+    (elsewhere / "local").mkdir(parents=True)
+    run.symlink_to(elsewhere)
+    own.cluster.env["INFINISWAP_DAEMON_RUN_DIR"] = str(run)
+    done = own.try_prepare("--pool", "64M")
+    assert done.returncode == errors.ConfigError.exit_code
+    assert "daemon.run_dir" in done.stderr
+    assert (elsewhere / "local").stat().st_uid == 0
+
+
+def test_a_second_secret_is_checked_as_the_first_is(own: Own) -> None:
+    second = own.cluster.root / "second"
+    own.cluster.ok("init", "--secret", str(second))
+    own.cluster.env["INFINISWAP_CLUSTER_SECOND_SECRET_FILE"] = str(second)
+    second.chmod(0o644)
+    done = own.try_prepare("--pool", "64M")
+    assert done.returncode == errors.ConfigError.exit_code
+    assert "has mode 0644" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["root", "no-such-user"])

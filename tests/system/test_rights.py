@@ -11,13 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, Device
+from support.devices.cluster import NEEDS_SWAP, PROGRAM, WAIT_S, Cluster, Device
 from support.jobs.runs import Runner, ready
+from support.machine.mount_space import changed_mounts
 
 from infiniswap import rights
+from infiniswap.errors import BackupError, NotPermittedError
 from infiniswap.system.service_units import capabilities_here
+from infiniswap.units import MIB
 
 pytestmark = NEEDS_SWAP
+
+UID = 65534
+"""Of another user."""
 
 _SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _OURS_WITHOUT_RESOURCE = ("CAP_IPC_LOCK", "CAP_SYS_NICE")
@@ -75,6 +81,51 @@ def test_a_device_has_the_units_capabilities_and_so_has_its_successor(swapping: 
         assert not degraded
     else:
         assert degraded <= {"oom-score", "io-flusher"}
+
+
+@pytest.fixture
+def fewer(cluster: Cluster) -> Iterator[Cluster]:
+    """A cluster on a host without memory cgroups, where a device needs no CAP_DAC_OVERRIDE."""
+    cluster.donor()
+    with changed_mounts("umount --recursive --lazy /sys/fs/cgroup") as command:
+        cluster.program = (*command, *PROGRAM)
+        yield cluster
+        for name in cluster.names():
+            cluster.ok("device", "remove", name)
+        cluster.program = PROGRAM
+
+
+def test_a_backup_that_needs_a_right_which_a_device_lacks_is_refused(fewer: Cluster) -> None:
+    fewer.backup_dir.mkdir(mode=0o700)
+    os.chown(fewer.backup_dir, UID, UID)
+    (fewer.root / "empty.toml").touch()
+    checks = (("config", "check", str(fewer.root / "empty.toml")), ("doctor",))
+    for check in checks:
+        done = fewer.cli(*check)
+        assert done.returncode, check
+        assert f"user {UID} owns" in " ".join((done.stdout + done.stderr).split()), check
+    start = ("device", "start", fewer.name(), "--donors", fewer.addresses, "--size", "64M")
+    for directory in (fewer.backup_dir, fewer.backup_dir / "more"):
+        changes = {"INFINISWAP_DEVICE_BACKUP_DIR": str(directory)}
+        done = fewer.cli(*start, "--frontend", "fuse", **changes)
+        assert done.returncode == NotPermittedError.exit_code
+        assert "not all of root's rights" in done.stderr
+    elsewhere = {"INFINISWAP_DEVICE_BACKUP_DIR": str(fewer.root / "elsewhere")}
+    backup = str(fewer.backup_dir / "file")
+    done = fewer.cli(*start, "--frontend", "fuse", "--backup", backup, **elsewhere)
+    assert done.returncode == BackupError.exit_code
+    assert f"user {UID} owns" in done.stderr
+    assert not fewer.leftovers()
+    assert not list(fewer.backup_dir.iterdir())
+    os.chown(fewer.backup_dir, 0, 0)
+    for check in checks:
+        assert str(fewer.backup_dir) not in fewer.cli(*check).stderr
+    device = fewer.start("--frontend", "fuse", size="64M")
+    assert (
+        not int(rights_of(device.pid)["CapEff"], 16) >> rights.CAPABILITIES["CAP_DAC_OVERRIDE"] & 1
+    )
+    assert device.backup.stat().st_size >= 64 * MIB
+    device.path.write_bytes(os.urandom(MIB))
 
 
 def check_job(runner: Runner, *options: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.devices.cluster import Cluster
 
 from infiniswap.errors import ConflictError
-from infiniswap.system.service_units import DAEMON_UNIT, UNIT_DIR
+from infiniswap.system.service_units import COPIES_DIR, DAEMON_UNIT, UNIT_DIR
 
 pytestmark = pytest.mark.requires_native
 
@@ -83,7 +83,13 @@ def test_nothing_is_left_of_an_installation_that_was_used(cluster: Cluster) -> N
     device.stop()
     assert donor.end() == 0
 
+    copies = root / COPIES_DIR
+    copies.mkdir(parents=True)
+    (copies / "cluster.secret_file").touch(mode=0o400)
+    would = cluster.ok("service", "uninstall", "--dry-run", "--root", str(root))
+    assert f"would remove: {copies}" in would
     said = cluster.ok("service", "uninstall", "--root", str(root))
+    assert f"removed: {copies}" in said
     left = set(tree(root)) - set(before)
     assert left == {
         "etc/infiniswap",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import platform
 import resource
 import sys
 import threading
@@ -79,6 +80,45 @@ def test_without_the_right_to_bound_nothing_comes_back_by_a_program() -> None:
     assert seen["CapBnd"] & ~admin, "the bounding set could be changed, so this shows nothing"
     assert seen["CapEff"] == seen["CapPrm"] == admin
     assert seen["NoNewPrivs"] == 1
+
+
+CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), -1)
+"""Number of the system call."""
+
+WITHOUT_CAPSET = f"""
+import ctypes, struct
+code = struct.pack("=" + "HBBI" * 4, 0x20, 0, 0, 0, 0x15, 0, 1, {CAPSET},
+                   6, 0, 0, 0x50001, 6, 0, 0, 0x7FFF0000)
+held = ctypes.create_string_buffer(code)
+program = struct.pack("@HP", 4, ctypes.addressof(held))
+assert ctypes.CDLL(None).prctl(22, 2, program, 0, 0) == 0
+from infiniswap.system import bounded
+bounded.give_up(("CAP_SYS_ADMIN", "CAP_KILL"))
+print(open("/proc/self/status").read())
+"""
+"""Under a filter that answers capset with EPERM, as that of a device's unit does."""
+
+
+@ROOT
+@pytest.mark.requires_tool("setpriv")
+@pytest.mark.skipif(CAPSET < 0, reason="needs the number of capset on this architecture")
+@pytest.mark.parametrize("left", ["sys_admin,+setgid", "sys_admin", "sys_admin,+kill"])
+def test_under_a_unit_of_another_kernel_it_keeps_what_that_leaves(left: str) -> None:
+    """More, less and just as much as this kernel needs."""
+    by = ("setpriv", f"--bounding-set=-all,+{left}", "--no-new-privs")
+    done = ran(*by, sys.executable, "-c", WITHOUT_CAPSET)
+    assert done.returncode == 0, done.stderr
+    names = (f"CAP_{name.strip('+').upper()}" for name in left.split(","))
+    mask = sum(1 << rights.CAPABILITIES[name] for name in names)
+    assert capabilities(done.stdout)["CapPrm"] == mask & own()["CapPrm"]
+
+
+@ROOT
+@pytest.mark.skipif(CAPSET < 0, reason="needs the number of capset on this architecture")
+def test_what_nobody_has_bounded_is_not_left_with_all_of_roots_rights() -> None:
+    done = ran(sys.executable, "-c", WITHOUT_CAPSET)
+    assert "the process cannot give up its rights" in done.stderr
+    assert not done.stdout
 
 
 def limits_after(before: str) -> list[int]:

@@ -7,12 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from infiniswap.config import DeviceConfig, MqttConfig, PolicyConfig
+from infiniswap.config import DeviceConfig, MqttConfig, PolicyConfig, load
 from infiniswap.device.spec import rundir
-from infiniswap.device.spec.spec import decode_spec, encode_spec, with_own_values
+from infiniswap.device.spec.spec import (
+    completed,
+    decode_spec,
+    encode_spec,
+    with_own_values,
+    with_secret_file,
+)
 from infiniswap.errors import ConfigError, UsageError
+from infiniswap.secret import make_host_secret
 from infiniswap.units import GIB, MIB, HostPort
 
 RECORD_0_1: dict[str, Any] = {
@@ -79,9 +87,26 @@ def test_release_0_1_finds_every_field_in_a_record_of_today() -> None:
     assert record.pop("mqtt")["broker"] == RECORD_0_1["mqtt"]["broker"]
     others = RECORD_0_1.keys() - {"flags", "config", "policy", "mqtt"}
     later: dict[str, object] = {"discard_contents": False, "second_secret_file": None}
-    later |= {"seal": False, "host_key_file": ""}
+    later |= {"seal": False, "host_key_file": "", "state_dir": "/var/lib/infiniswapd"}
     later |= dict.fromkeys(("ca_file", "certificate_file", "key_file"))
     assert record == later | {key: RECORD_0_1[key] for key in others}
+
+
+def test_a_device_finds_its_hosts_own_secret_by_the_directory(tmp_path: Path) -> None:
+    """The daemon's user may own that one secret, wherever daemon.state_dir is."""
+    make_host_secret(tmp_path)
+    config = with_secret_file(load(overrides={"daemon.state_dir": str(tmp_path)}, environ={}))
+    spec = msgspec.structs.replace(
+        decode_spec(json.dumps(RECORD_0_1).encode(), "here"), config=config
+    )
+    again = decode_spec(encode_spec(spec), "here").config
+    assert again.cluster.secret_file == tmp_path / "host-secret"
+    assert again.daemon.state_dir == tmp_path
+    assert again.keys() == config.keys() is not None
+    # A later configuration says where another daemon would have it: this device keeps its own.
+    other = load(overrides={"daemon.state_dir": "/elsewhere"}, environ={})
+    assert completed(other, again).keys() == config.keys()
+    assert completed(other, again).daemon == again.daemon
 
 
 def test_a_value_of_the_devices_own_comes_before_the_configuration() -> None:

@@ -30,6 +30,7 @@ from infiniswap.device.cleanup import leftovers
 from infiniswap.device.frontends import Places, fuse, ublk
 from infiniswap.device.frontends.base import Leftover, Owner
 from infiniswap.errors import BackupError, NoDonorError, SystemCallError, UnavailableError
+from infiniswap.system import service_units
 from infiniswap.system.keep_awake import CpuLatencyRequest
 from infiniswap.system.swap import SwapArea
 from infiniswap.units import GIB, HostPort
@@ -335,6 +336,37 @@ def test_front_ends_that_are_missing(host: Host) -> None:
 def test_no_capability_is_named(host: Host, effective: int, state: str) -> None:
     host.write("proc/self/status", f"CapEff:\t{effective:016x}")
     expect(host_findings.rights(proc=host.proc), state, name="cap-sys-resource")
+
+
+@pytest.mark.parametrize(
+    ("written", "drop_in", "state"),
+    [
+        (("CAP_KILL",), "", WARN),
+        (("CAP_KILL",), "CapabilityBoundingSet=CAP_SYS_ADMIN", OK),
+        (("CAP_KILL", "CAP_SYS_ADMIN"), "", OK),
+        (
+            ("CAP_KILL", "CAP_SYS_ADMIN"),
+            "CapabilityBoundingSet=\nCapabilityBoundingSet=CAP_KILL",
+            WARN,
+        ),
+    ],
+)
+def test_a_unit_that_was_installed_under_another_kernel(
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    written: tuple[str, ...],
+    drop_in: str,
+    state: str,
+) -> None:
+    monkeypatch.setattr(service_units, "capabilities_here", lambda: ("CAP_SYS_ADMIN",))
+    assert not list(device_findings.unit(host.root))
+    unit = service_units.UNIT_DIR / service_units.DEVICE_UNIT
+    text = service_units.render(unit.name, ("/x",), capabilities=written)
+    host.write(str(unit), text)
+    host.write(f"{unit}.d/own.conf", f"[Service]\n{drop_in}\n")
+    expect(device_findings.unit(host.root), state, "service install" if state == WARN else "")
+    host.write(f"{unit}.d/own.conf", "[Service]\nCapabilityBoundingSet=~CAP_KILL\n")
+    assert not list(device_findings.unit(host.root)), "the administrator knows better"
 
 
 # --------------------------------------------------------------------------- the cluster

@@ -56,6 +56,14 @@ def test_state_of_a_daemon_of_root_moves_once(places: tuple[Path, Path]) -> None
     prepare(new)
 
 
+def test_half_a_file_is_not_moved(places: tuple[Path, Path]) -> None:
+    old, new = places
+    (old / "1.drain").mkdir()  # what cannot be read
+    with pytest.raises(InfiniswapError):
+        prepare(new)
+    assert not list(new.iterdir())
+
+
 def test_a_link_in_the_users_directory_leads_root_nowhere(
     places: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -166,7 +166,7 @@ def test_the_command_of_the_device_unit_parses() -> None:
     for line in (*found["ExecStart"], *found["ExecStartPre"], found["ExecReload"][0]):
         words = line.split("infiniswap ", 1)[1].split()
         args = build_parser("daemon").parse_args(words)
-        assert (args.command, args.copies) == ("daemon", Path("/run/infiniswapd/copies"))
+        assert (args.command, args.copies) == ("daemon", Path("/", service_units.COPIES_DIR))
         assert args.prepare == (DONOR_USER if "+" in line else None)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from infiniswap.secret import (
     read_password,
 )
 from infiniswap.system.backup import check_backup
+from infiniswap.system.bounded import within
+from infiniswap.system.service_units import capabilities_by_hand
 from infiniswap.units import MIB
 
 PROBE_NAME = ".infiniswap-check.backup"
@@ -54,6 +57,8 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
     yield from _guard(lambda: _keys(config))
     yield from _guard(lambda: check_certificates(config))
     yield from _guard(lambda: _host_key(config))
+    # The device's process has not all of root's rights.
+    device = capabilities_by_hand()
     yield from _guard(
         lambda: check_metrics_listen(config.device.metrics_listen, config.metrics_token())
     )
@@ -65,8 +70,10 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
         ("device.backup_dir", config.device.backup_dir),
     ):
         if directory is not None:
-            yield from _guard(lambda key=key, at=directory: check_directory(key, at))  # type: ignore[misc]
-    yield from _backup(config, has_devices)
+            check = functools.partial(check_directory, key, directory)
+            is_device = key.startswith("device.")
+            yield from _guard(functools.partial(within, device, check) if is_device else check)
+    yield from within(device, lambda: list(_backup(config, has_devices)))
     yield from _guard(lambda: check_discovery(config))
 
 
@@ -117,9 +124,13 @@ def check_directory(key: str, path: Path) -> None:
             f"{key} ({path}): {found} is not a directory", mend="Move it away, or name another one."
         )
     if not os.access(found, os.W_OK | os.X_OK):
+        owner = found.stat().st_uid
         raise ConfigError(
             f"{key} ({path}): {found} is not writable",
-            mend="Name a directory on a file system that is not read-only.",
+            mend="Name a directory on a file system that is not read-only."
+            if owner == 0
+            else f"User {owner} owns it, and not all of root's rights are used there: name a "
+            "directory of root's.",
         )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import uuid
 
@@ -27,6 +28,8 @@ from infiniswap.device.spec.spec import (
 )
 from infiniswap.discovery.static import only_these
 from infiniswap.errors import ConflictError, NotPermittedError, UsageError
+from infiniswap.system.bounded import within
+from infiniswap.system.service_units import capabilities_by_hand
 from infiniswap.units import format_size, parse_host_ports
 
 
@@ -188,17 +191,30 @@ def checked_priority(priority: int | None) -> int | None:
 
 
 def prepare_backup_dir(spec: DeviceSpec, paths: rundir.DevicePaths) -> None:
-    """The directory of records and default backups is ours to make.
+    """The directory of records and default backups is ours to make, with the rights that the
+    device's process has there.
 
     Raises:
-        NotPermittedError: it cannot be made.
+        NotPermittedError: it cannot be made, or written to.
     """
+
+    def make() -> None:
+        paths.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(paths.store, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
     if contents.keeps_record(spec) or spec.backup == str(paths.backup):
         try:
-            paths.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+            within(capabilities_by_hand(), make)
         except OSError as error:
+            mend = "Run it as root, or name another place with --backup."
+            if os.geteuid() == 0:
+                mend = (
+                    "Name a directory of root's in device.backup_dir: a device has not all of "
+                    "root's rights."
+                )
             raise NotPermittedError(
-                f"cannot create the backup directory: {error.strerror}",
+                f"cannot write to the backup directory: {error.strerror}",
                 where=str(paths.store),
-                mend="Run it as root, or name another place with --backup.",
+                mend=mend,
             ) from error

@@ -107,6 +107,7 @@ def examine(config: configuration.Config) -> Iterator[Finding]:
         ("backup", lambda: devices.backup(config)),
         ("secret", lambda: donors.secret(config)),
         ("donors", lambda: donors.donors(config)),
+        ("device-unit", devices.unit),
         ("devices", lambda: devices.devices(config)),
         ("leftovers", lambda: devices.left_behind(config)),
     )

@@ -14,7 +14,9 @@ from infiniswap.demo import leftovers as demo_leftovers
 from infiniswap.device.cleanup import leftovers
 from infiniswap.device.control.listing import local_devices
 from infiniswap.donor import home as homes
+from infiniswap.system import service_units
 from infiniswap.system.backup import check_backup
+from infiniswap.system.bounded import within
 from infiniswap.system.files import is_held
 from infiniswap.units import MIB, format_size_short
 
@@ -50,7 +52,9 @@ def backup(config: Config) -> Iterator[Finding]:
     existing = directory
     while not existing.exists():
         existing = existing.parent
-    check_backup(existing / ".infiniswap-doctor.backup", MIB)
+    # As a device's process may, which has not all of root's rights.
+    left = service_units.capabilities_by_hand()
+    within(left, lambda: check_backup(existing / ".infiniswap-doctor.backup", MIB))
     disk = os.statvfs(existing)
     text = f"{directory}: {format_size_short(disk.f_bavail * disk.f_frsize)} free"
     if disk.f_bavail < _FREE_SHARE_MIN * disk.f_blocks:
@@ -61,6 +65,23 @@ def backup(config: Config) -> Iterator[Finding]:
         )
     else:
         yield good("backup", text)
+
+
+def unit(root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether the unit of devices was written for another kernel than this one."""
+    left, needed = service_units.capabilities_of_unit(root), service_units.capabilities_here()
+    if left is None:
+        return
+    if lacking := [name for name in needed if name not in left]:
+        yield degraded(
+            "device-unit",
+            f"{service_units.DEVICE_UNIT} lacks {', '.join(lacking)}, which devices need on this "
+            "kernel: it was installed under another one, and what a killed `infiniswap run` "
+            "leaves may stay",
+            "sudo infiniswap service install, then stop and start the devices",
+        )
+    else:
+        yield good("device-unit", f"{service_units.DEVICE_UNIT} suits this kernel")
 
 
 def devices(config: Config) -> Iterator[Finding]:

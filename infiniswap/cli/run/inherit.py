@@ -149,7 +149,7 @@ def _is_same_secret(config: Config, theirs: Path | None) -> bool:
     if theirs == config.cluster.secret_file:
         return True
     with contextlib.suppress(InfiniswapError):  # the file was moved since
-        return read_secret(theirs) == config.keys()
+        return read_secret(theirs, config.daemon.state_dir) == config.keys()
     return False
 
 

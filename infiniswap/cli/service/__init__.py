@@ -16,7 +16,7 @@ from infiniswap import config as configuration
 from infiniswap.cli.service import left_in_place
 from infiniswap.config import DaemonConfig
 from infiniswap.device.spec.rundir import running_names
-from infiniswap.donor import home
+from infiniswap.donor import copies, home
 from infiniswap.errors import (
     ConfigError,
     ConflictError,
@@ -250,6 +250,7 @@ def _uninstall(args: argparse.Namespace, root: Path) -> int:
         print(f"{'would remove' if args.dry_run else 'removed'}: {path}")
     if not paths:
         print("no units of Infiniswap are installed")
+    _remove_copies(root / service_units.COPIES_DIR, dry_run=args.dry_run)
     for path in service_units.drop_ins(root):
         print(f"left in place, because Infiniswap did not write it: {path}")
     if is_host and not args.dry_run:
@@ -329,6 +330,15 @@ def _remove_group(*, dry_run: bool) -> None:
     else:
         run_command(["groupdel", GROUP])
         print(f"removed the group {GROUP}")
+
+
+def _remove_copies(directory: Path, *, dry_run: bool) -> None:
+    """Of secrets: the unit removes them when it stops, but not when --prepare was called by hand.
+    The number of their owner could be another user's one day."""
+    if dry_run and directory.is_dir():
+        print(f"would remove: {directory}")
+    elif not dry_run and copies.remove(directory):
+        print(f"removed: {directory}")
 
 
 def _remove_empty_homes(config: configuration.Config, *, dry_run: bool) -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from infiniswap import rights
 from infiniswap.device.api import Ready
 from infiniswap.device.control import client
 from infiniswap.device.control.client import DeviceError
@@ -22,7 +21,7 @@ from infiniswap.errors import DeadlineError, InfiniswapError, UnavailableError
 from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.system import programs, ublk
 from infiniswap.system.notify import Notifier
-from infiniswap.system.service_units import capabilities_here
+from infiniswap.system.service_units import capabilities_by_hand
 
 START_S_MAX = 120.0
 """Reserving the backup of a large device takes its time on a slow disk."""
@@ -63,15 +62,6 @@ def _command(spec: DeviceSpec, spec_fd: int, ready_fd: int, *, foreground: bool)
     return [str(holder_program()), str(spec_fd), str(ready_fd), *device]
 
 
-def _capabilities() -> tuple[str, ...]:
-    """What the processes of a device may have. Limits stand for the rest (`raise_limits`), and only
-    CAP_SYS_RESOURCE may raise those."""
-    keep = capabilities_here()
-    if rights.has("CAP_SYS_RESOURCE"):
-        return keep
-    return (*keep, "CAP_IPC_LOCK", "CAP_SYS_NICE")
-
-
 def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> Ready:
     """Starts a device process and waits until it serves.
 
@@ -97,7 +87,7 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
                 stdout=2,
                 pass_fds=(spec_file.fileno(), ready_write),
                 env=device_environment(),
-                keep=_capabilities(),
+                keep=capabilities_by_hand(),
                 what="cannot start the device process",
             )
         except InfiniswapError:

@@ -186,5 +186,6 @@ def _order(spec: DeviceSpec) -> Order:
         cluster=cluster.name,
         secret_file=None if first is None else str(first),
         second_secret_file=None if second is None else str(second),
+        state_dir=str(config.daemon.state_dir),
         slab_bytes=config.device.slab_bytes,
     )

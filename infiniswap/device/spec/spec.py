@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from infiniswap.config import (
     ClusterConfig,
     Config,
+    DaemonConfig,
     DeviceConfig,
     MqttConfig,
     PolicyConfig,
@@ -37,7 +38,8 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
 
     Attributes:
         device_id: UUID, the same over restarts.
-        config: with the device's own values, see with_own_values; [daemon] is unused.
+        config: with the device's own values, see with_own_values; of [daemon] only state_dir is
+            used, where this host's own secret may lie.
         backup: file or block device; None is `--backup none`.
         backup_owned: the file was made by us, `remove` deletes it.
         swap: whether it is used as swap space.
@@ -108,6 +110,7 @@ class _Record(Struct, frozen=True, kw_only=True):
     key_file: Path | None = None
     seal: bool = False
     host_key_file: str = ""
+    state_dir: Path = DaemonConfig().state_dir
 
 
 _SPEC_FIELDS: Final = frozenset(DeviceSpec.__struct_fields__) - {"config"}
@@ -157,7 +160,7 @@ def names_donors(config: Config) -> bool:
 
 def completed(config: Config, before: Config) -> Config:
     """A configuration in which donors and secret that it does not name are as they were before."""
-    cluster, mqtt = config.cluster, config.mqtt
+    daemon, cluster, mqtt = config.daemon, config.cluster, config.mqtt
     if not names_donors(config):
         old = before.cluster
         cluster = dataclasses.replace(
@@ -170,6 +173,8 @@ def completed(config: Config, before: Config) -> Config:
         mqtt = before.mqtt if old.discovery == "mqtt" else mqtt
     if cluster.trust_file is None:
         old = before.cluster
+        # The secret may be that host's own, which is known by its directory.
+        daemon = dataclasses.replace(daemon, state_dir=before.daemon.state_dir)
         cluster = dataclasses.replace(
             cluster,
             secret_file=old.secret_file,
@@ -177,7 +182,7 @@ def completed(config: Config, before: Config) -> Config:
             certificate_file=old.certificate_file,
             key_file=old.key_file,
         )
-    return dataclasses.replace(config, cluster=cluster, mqtt=mqtt)
+    return dataclasses.replace(config, daemon=daemon, cluster=cluster, mqtt=mqtt)
 
 
 def host_key_file(config: Config) -> str:
@@ -186,8 +191,8 @@ def host_key_file(config: Config) -> str:
 
 
 def with_secret_file(config: Config) -> Config:
-    """A configuration that names the secret's file also where that is this host's own: the record
-    of a device does not say where the daemon keeps it."""
+    """A configuration that names the secret's file also where that is this host's own, so that a
+    device keeps to the secret that it was started with."""
     cluster = dataclasses.replace(config.cluster, secret_file=config.secret_file())
     return dataclasses.replace(config, cluster=cluster)
 
@@ -310,6 +315,7 @@ def encode_spec(spec: DeviceSpec) -> bytes:
         policy=config.policy,
         donors=cluster.peers,
         cluster=cluster.name,
+        state_dir=config.daemon.state_dir,
         mqtt=config.mqtt if cluster.discovery == "mqtt" else None,
     )
     return msgspec.json.encode(record, enc_hook=_encode_hook)
@@ -337,6 +343,12 @@ def decode_spec(data: bytes, where: str) -> DeviceSpec:
         discovery="static" if record.mqtt is None else "mqtt",
     )
     mqtt = record.mqtt or MqttConfig()
-    config = Config(device=record.config, policy=record.policy, cluster=cluster, mqtt=mqtt)
+    config = Config(
+        daemon=DaemonConfig(state_dir=record.state_dir),
+        device=record.config,
+        policy=record.policy,
+        cluster=cluster,
+        mqtt=mqtt,
+    )
     spec = DeviceSpec(**{name: getattr(record, name) for name in _SPEC_FIELDS}, config=config)
     return with_own_values(spec, **{name: getattr(record, name) for name in _DEVICE_FIELDS})
