@@ -55,7 +55,9 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
     yield from _guard(lambda: check_certificates(config))
     yield from _guard(lambda: _host_key(config))
     yield from _guard(
-        lambda: check_metrics_listen(config.device.metrics_listen, config.metrics_token())
+        lambda: check_metrics_listen(
+            config.device.metrics_listen, config.metrics_token(), config.cluster.ca_file
+        )
     )
     yield from _pool(config)
     for key, directory in (

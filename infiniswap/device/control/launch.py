@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from infiniswap import rights
+from infiniswap.control import own_certificate
 from infiniswap.device.api import Ready
 from infiniswap.device.control import client
 from infiniswap.device.control.client import DeviceError
@@ -72,6 +73,18 @@ def _capabilities() -> tuple[str, ...]:
     return (*keep, "CAP_IPC_LOCK", "CAP_SYS_NICE")
 
 
+def keep_certificate(spec: DeviceSpec) -> None:
+    """Makes the certificate of the metrics port where there is to be one: the device's process only
+    reads it.
+
+    Raises:
+        ConfigError: the one that is there cannot be used.
+        NotPermittedError, SystemCallError: it cannot be written.
+    """
+    if spec.has_metrics_port and spec.config.cluster.ca_file is None:
+        own_certificate.keep_certificate(spec.config.device.backup_dir, own_certificate.DEVICE)
+
+
 def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> Ready:
     """Starts a device process and waits until it serves.
 
@@ -81,7 +94,9 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
     Raises:
         DeviceError: it could not start; carries the reason and the exit code.
         DeadlineError: it does not answer; it has been ended.
+        InfiniswapError: nothing was started.
     """
+    keep_certificate(spec)
     if spec.config.device.frontend in ("auto", "ublk"):
         ublk.load_driver()  # the device may not: it has no CAP_SYS_MODULE
     ready_read, ready_write = os.pipe()
