@@ -9,7 +9,6 @@ import re
 import secrets
 import signal
 import socket
-import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.devices.cluster import WAIT_S, Cluster, Device, Donor, run, until
+from support.devices.cluster import WAIT_S, Cluster, Device, Donor, run, unhurried, until
 from support.documents import marked
 
-from infiniswap.control.tls import FULL_REASON, client_context
+from infiniswap.control.tls import client_context
 from infiniswap.device.process import metrics as device_metrics
 from infiniswap.donor import metrics as donor_metrics
 from infiniswap.units import MIB, PAGE_BYTES
@@ -35,14 +34,8 @@ TOKEN_FILE = "INFINISWAP_CLUSTER_METRICS_TOKEN_FILE"
 
 
 def get(port: int, path: str = "/metrics", token: str = TOKEN) -> tuple[int, str]:
-    """Status and body. Asked again where a test asks more often than one peer may."""
-    while True:
-        try:
-            return _get(port, path, token)
-        except ssl.SSLError as error:
-            if FULL_REASON not in (error.reason or ""):
-                raise
-        time.sleep(0.2)
+    """Status and body."""
+    return unhurried(lambda: _get(port, path, token))
 
 
 def _get(port: int, path: str, token: str) -> tuple[int, str]:
