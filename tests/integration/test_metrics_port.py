@@ -141,9 +141,9 @@ def test_a_client_without_tls_is_told_so(w: World) -> None:
 def test_the_certificate_stays_and_the_token_changes_by_a_reload(w: World) -> None:
     device = w.device(standby="on")
     context = w.context  # of a Prometheus that is told once
+    device.wait_standby()  # it has read the first token
     w.write_token(OTHER_TOKEN)
     assert (w.ask(context)[0], w.ask(context, OTHER_TOKEN)[0]) == (200, 401)
-    device.wait_standby()
     w.cluster.ok("device", "reload", device.name)  # returns when another standby knows it
     assert (w.ask(context)[0], w.ask(context, OTHER_TOKEN)[0]) == (401, 200)
     device.send(signal.SIGKILL)
