@@ -222,8 +222,8 @@ class DeviceConfig:
     standby: str = _choice("on", "on", "off")
     """on: a second process is ready, locked in memory, and takes over when the device's dies."""
     metrics_listen: HostPort | None = _address(None, METRICS_PORT)
-    """Address at which a device that is not one job's own serves /metrics; empty: only on its Unix
-    socket. One that other hosts can reach needs [cluster] metrics_token_file."""
+    """Address at which a device that is not one job's own serves /metrics over TLS; empty: only on
+    its Unix socket. It needs [cluster] metrics_token_file or ca_file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,19 +57,21 @@ def check_listen_secret(listen: HostPort, trust_file: Path | None) -> None:
         )
 
 
-def check_metrics_listen(listen: HostPort | None, token: bytes | None) -> None:
-    """Refuses to serve metrics to other hosts without a token.
+def check_metrics_listen(
+    listen: HostPort | None, token: bytes | None, ca_file: Path | None
+) -> None:
+    """Refuses to serve metrics to whoever asks.
 
     Raises:
-        ConfigError: `listen` is no loopback address and there is no token.
+        ConfigError: there is neither a token nor an authority whose certificates readers show.
     """
-    if listen is not None and token is None and not is_loopback(listen.host):
+    if listen is not None and token is None and ca_file is None:
         raise ConfigError(
-            "serving metrics on an address that other hosts can reach needs a metrics token",
+            "serving metrics at a port needs a metrics token",
             where=f"device.metrics_listen {listen}",
             mend="Make one with `(umask 077; head -c 32 /dev/urandom | base64 > "
-            "/etc/infiniswap/metrics-token)` and name it in [cluster] metrics_token_file, or "
-            "listen on 127.0.0.1.",
+            "/etc/infiniswap/metrics-token)` and name it in [cluster] metrics_token_file. Without "
+            "device.metrics_listen root reads them from the device's Unix socket.",
         )
 
 
@@ -299,13 +301,18 @@ def _public(noun: str, key: str) -> _Kind:
     return _Kind(noun, key, 1, "", _PEM_BYTES_MAX, is_public=True)
 
 
-def read_tls_key(path: Path) -> bytes:
-    """The key of a donor's certificate, and the certificate, in PEM form.
+def read_tls_key(path: Path, port: str, key: str) -> bytes:
+    """The key of a certificate of this host's own, and the certificate, in PEM form.
+
+    Args:
+        path: of the file.
+        port: that shows it.
+        key: of the configuration, that names the directory.
 
     Raises:
         ConfigError: as read_secret.
     """
-    kind = _Kind("key of the control port", "daemon.state_dir", 1, "", _PEM_BYTES_MAX)
+    kind = _Kind(f"key of the {port}", key, 1, "", _PEM_BYTES_MAX)
     return _read(path, kind)
 
 

@@ -28,9 +28,7 @@ REFUSAL: Final = (
 )
 """The answer to every connection above the limit, on a port without TLS."""
 
-PLAIN_SENTENCE: Final = (
-    "this port speaks TLS: use https://, and Infiniswap of the donor's version (protocol 2)"
-)
+PLAIN_SENTENCE: Final = "this port speaks TLS 1.3: use https://, or an Infiniswap of protocol 2"
 _PLAIN_BODY: Final = b'{"error":"%s"}' % PLAIN_SENTENCE.encode()
 PLAIN_REFUSAL: Final = (
     b"HTTP/1.1 400 This port speaks TLS\r\nContent-Type: application/json\r\n"

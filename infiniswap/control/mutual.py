@@ -7,12 +7,13 @@ without that alert.
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
-from infiniswap.control.roles import said, uris_in
+from infiniswap.control.roles import Role, Subject, require, said, uris_in, uris_of
 from infiniswap.control.tls import HearingObject, bounded, load_pem
 
 _READS_AFTER_REFUSAL: Final = 4
@@ -155,6 +156,18 @@ def mutual_context(
 
 def _reason(error: Exception) -> str:
     return str(getattr(error, "reason", None) or error)
+
+
+def peer_with_role(
+    transport: asyncio.BaseTransport | None, cluster: str, roles: frozenset[Role]
+) -> Subject:
+    """Who is at the other end, if its certificate has one of these roles.
+
+    Raises:
+        ValueError: it has not; says what was shown and what is needed.
+    """
+    shown = None if transport is None else transport.get_extra_info("peercert")
+    return require(uris_of(shown or {}), cluster, roles)
 
 
 def names_at(shower: ssl.SSLContext, looker: ssl.SSLContext) -> dict[str, Any]:

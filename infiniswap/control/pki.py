@@ -47,7 +47,7 @@ class Credentials:
         file: of the certificate.
         digest: of what the files had.
         client: context for connections to donors.
-        server: for the control port; None: the certificate lacks the role of a donor.
+        server: for a port of this host; None: it was loaded for a command.
     """
 
     subject: Subject
@@ -95,13 +95,16 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def load(files: CertificateFiles, cluster: str, role: Role | None = None) -> Credentials:
+def load(
+    files: CertificateFiles, cluster: str, role: Role | None = None, *, serves: bool = False
+) -> Credentials:
     """Reads the files. Blocking. That the certificate is in date is left to `check_date`.
 
     Args:
         files: of this host.
         cluster: its name.
         role: that the certificate has to have; None: any.
+        serves: a consumer's is also shown at a port, and has to be good for that.
 
     Raises:
         ConfigError: a file cannot be used, or the certificate is of another authority or cluster,
@@ -119,6 +122,8 @@ def load(files: CertificateFiles, cluster: str, role: Role | None = None) -> Cre
             mend="Name the file ca.pem of the authority in [cluster] ca_file.",
         ) from None
     decoded = _decoded(files, authority, shown, is_server=role is Role.DONOR)
+    if serves:
+        _decoded(files, authority, shown, is_server=True)
     names = uris_of(decoded)
     try:
         found = subject(names, cluster)
@@ -136,7 +141,7 @@ def load(files: CertificateFiles, cluster: str, role: Role | None = None) -> Cre
             mend=f"Get a certificate with infiniswap://{cluster}/{role}/HOST from the authority.",
         )
     server = None
-    if role is Role.DONOR:
+    if role is not None:
         context = mutual_context(server=True, authority=authority, shown=None)
         server = ServerTls(context, load_pem(context, shown), cluster)
     return Credentials(

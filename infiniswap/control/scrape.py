@@ -11,6 +11,10 @@ from typing import Final
 from infiniswap.control import auth
 from infiniswap.control.figures import PAGE_TYPE, Figures
 from infiniswap.control.http import web
+from infiniswap.control.roles import Role
+
+READERS: Final = frozenset({Role.CONSUMER, Role.OPERATOR})
+"""Who may read metrics and status, where certificates take the place of the secret."""
 
 UNAUTHORIZED: Final = "the metrics token is missing or wrong (Authorization: Bearer TOKEN)"
 

@@ -32,11 +32,12 @@ from infiniswap.control.channel import (
 from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.handshake import Handshakes, PeerLog, known
 from infiniswap.control.http import web
+from infiniswap.control.mutual import peer_with_role
 from infiniswap.control.openapi import document
 from infiniswap.control.peer import host_of, peer_of
 from infiniswap.control.port import HttpPort, PortLimits, error_answer, json_answer
-from infiniswap.control.roles import Role, require, uris_of
-from infiniswap.control.scrape import UNAUTHORIZED, answer, may_scrape
+from infiniswap.control.roles import Role
+from infiniswap.control.scrape import READERS, UNAUTHORIZED, answer, may_scrape
 from infiniswap.control.service import ServerConfig, ServerSession, Service
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import RequestRefusedError
@@ -54,7 +55,7 @@ class _Access:
     roles: frozenset[Role]
 
 
-_READ: Final = _Access(lambda keys: keys.session, frozenset({Role.CONSUMER, Role.OPERATOR}))
+_READ: Final = _Access(lambda keys: keys.session, READERS)
 _OPERATE: Final = _Access(lambda keys: keys.operator, frozenset({Role.OPERATOR}))
 
 
@@ -170,10 +171,8 @@ class ControlServer:
         roles: frozenset[Role],
         answer_it: Callable[[], Awaitable[web.Response]],
     ) -> web.StreamResponse:
-        transport = request.transport
-        shown = None if transport is None else transport.get_extra_info("peercert")
         try:
-            require(uris_of(shown or {}), self._config.tls.cluster, roles)
+            peer_with_role(request.transport, self._config.tls.cluster, roles)
         except ValueError as error:
             self.counters["certificates_refused"] += 1
             self._bad_certificate(_peer_name(request), str(error))

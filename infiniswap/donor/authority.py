@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from infiniswap.control.own_certificate import DEVICE, DONOR
 from infiniswap.control.roles import Role, uri
-from infiniswap.donor.certificate import SERVER_NAME
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -94,8 +94,9 @@ def new_certificate(
     names: list[x509.GeneralName] = [
         x509.UniformResourceIdentifier(uri(cluster, role, host)) for role in roles
     ]
-    if Role.DONOR in roles:
-        names.append(x509.DNSName(SERVER_NAME))
+    for role, shower in ((Role.DONOR, DONOR), (Role.CONSUMER, DEVICE)):
+        if role in roles:
+            names.append(x509.DNSName(shower.name))
     signer = x509.load_pem_x509_certificate(authority.certificate)
     signer_key = serialization.load_pem_private_key(authority.key, password=None)
     if not isinstance(signer_key, ec.EllipticCurvePrivateKey):

@@ -32,11 +32,11 @@ from infiniswap.control.channel import Limits
 from infiniswap.control.handshake_rate import PER_HOST
 from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.local import LocalPort, local_path
+from infiniswap.control.own_certificate import DONOR, certificate_path, own_certificate
 from infiniswap.control.rate import Rate
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
 from infiniswap.control.tls import ServerTls
-from infiniswap.donor.certificate import certificate_path, donor_certificate
 from infiniswap.donor.cluster_keys import donor_keys, second_keys
 from infiniswap.donor.credentials import DonorCredentials, donor_credentials
 from infiniswap.donor.harvest import Harvester
@@ -155,7 +155,7 @@ async def serve(
     if credentials is None:
         first = await asyncio.to_thread(donor_keys, config)
         keys = KeyRing(first, await asyncio.to_thread(second_keys, config), clock)
-        tls, note = await asyncio.to_thread(donor_certificate, config.daemon.state_dir)
+        tls, note = await asyncio.to_thread(own_certificate, config.daemon.state_dir, DONOR)
     else:
         keys, tls, note = KeyRing(None, None, clock), credentials.tls, ""
     control = replace(
@@ -498,5 +498,6 @@ def _log_start(config: Config, service: DonorService, limits: HeadroomConfig) ->
             host_secret_path(config.daemon.state_dir),
         )
     log.info(
-        "certificate for programs that check it: %s", certificate_path(config.daemon.state_dir)
+        "certificate for programs that check it: %s",
+        certificate_path(config.daemon.state_dir, DONOR),
     )

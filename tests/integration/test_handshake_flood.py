@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A flood of TLS handshakes: the donor limits it, devices page on and come back."""
+"""A flood of TLS handshakes, at a donor or a metrics port: limited there, and devices page on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 from support.devices import nbd_bytes as nbd
-from support.devices.cluster import SLAB, WAIT_S, Cluster, Donor, until
+from support.devices.cluster import SLAB, WAIT_S, Cluster, until
 from support.devices.nbd_client import connected
 from support.donors.donor_world import client_config, world
 
@@ -46,9 +46,9 @@ async def test_who_begins_too_often_is_told_so_and_others_are_not_kept_out(
 class Flood:
     """Threads that begin TLS as fast as they can, from another address than the device's."""
 
-    def __init__(self, donor: Donor) -> None:
+    def __init__(self, port: int) -> None:
         self.counts: Counter[str] = Counter()
-        self._donor = donor
+        self._port = port
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(FLOODERS)]
         for thread in self._threads:
@@ -63,7 +63,7 @@ class Flood:
         context = client_context()
         while not self._stop.is_set():
             with contextlib.suppress(OSError):
-                address = ("127.0.0.1", self._donor.control)
+                address = ("127.0.0.1", self._port)
                 source = (f"127.0.1.{number + 1}", 0)
                 with socket.create_connection(address, WAIT_S, source) as raw:
                     try:
@@ -73,9 +73,23 @@ class Flood:
                         self.counts["refused"] += 1
 
 
+def metrics_port(cluster: Cluster) -> int:
+    """Where devices that are started from now on serve their metrics."""
+    token = cluster.root / "metrics-token"
+    token.touch(0o600)
+    token.write_text("0123456789abcdef")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    cluster.env["INFINISWAP_CLUSTER_METRICS_TOKEN_FILE"] = str(token)
+    cluster.env["INFINISWAP_DEVICE_METRICS_LISTEN"] = f"127.0.0.1:{port}"
+    return port
+
+
 @pytest.mark.requires_native
 @pytest.mark.requires_root
-def test_a_device_pages_through_a_flood_of_handshakes(cluster: Cluster) -> None:
+@pytest.mark.parametrize("flooded", ["donor", "metrics port"])
+def test_a_device_pages_through_a_flood_of_handshakes(cluster: Cluster, flooded: str) -> None:
+    port = metrics_port(cluster)
     donor = cluster.donor()
     device = cluster.start("--frontend", "nbd-socket", size=str(SLAB))
     with connected(device.socket) as client:
@@ -85,7 +99,7 @@ def test_a_device_pages_through_a_flood_of_handshakes(cluster: Cluster) -> None:
             return int(device.status["pages_on_donors"]) > 0
 
         until(on_donor, "the page on the donor")
-        flood = Flood(donor)
+        flood = Flood(donor.control if flooded == "donor" else port)
         try:
             for number in range(500):
                 data = os.urandom(PAGE)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.devices.cluster import WAIT_S, Cluster, Device, Donor, run, until
+from support.devices.cluster import WAIT_S, Cluster, Device, Donor, run, unhurried, until
 from support.documents import marked
 
 from infiniswap.control.tls import client_context
@@ -30,16 +30,17 @@ ANY_PORT = {"INFINISWAP_DEVICE_METRICS_LISTEN": "127.0.0.1:0"}
 
 
 TOKEN = secrets.token_hex(16)
+TOKEN_FILE = "INFINISWAP_CLUSTER_METRICS_TOKEN_FILE"
 
 
-def get(
-    port: int, path: str = "/metrics", token: str = TOKEN, *, tls: bool = False
-) -> tuple[int, str]:
-    """Status and body; from a donor over TLS."""
-    connection = (
-        http.client.HTTPSConnection("127.0.0.1", port, timeout=WAIT_S, context=client_context())
-        if tls
-        else http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+def get(port: int, path: str = "/metrics", token: str = TOKEN) -> tuple[int, str]:
+    """Status and body."""
+    return unhurried(lambda: _get(port, path, token))
+
+
+def _get(port: int, path: str, token: str) -> tuple[int, str]:
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", port, timeout=WAIT_S, context=client_context()
     )
     try:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -52,7 +53,7 @@ def get(
 
 def port_of(device: Device) -> int:
     """Where it says that its metrics are; of the last of its processes."""
-    found = until(lambda: re.findall(r"metrics at http://127.0.0.1:(\d+)/", device.log), "a port")
+    found = until(lambda: re.findall(r"metrics at https://127.0.0.1:(\d+)/", device.log), "a port")
     return int(found[-1])
 
 
@@ -76,12 +77,17 @@ def families(text: str) -> list[str]:
     return re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)
 
 
+def metrics_token(cluster: Cluster) -> Path:
+    """The token's file."""
+    path = cluster.root / "metrics-token"
+    path.touch(0o600)
+    path.write_text(TOKEN)
+    return path
+
+
 @pytest.fixture
 def device(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Device]:
-    token = cluster.root / "metrics-token"
-    token.touch(0o600)
-    token.write_text(TOKEN)
-    cluster.env["INFINISWAP_CLUSTER_METRICS_TOKEN_FILE"] = str(token)
+    cluster.env[TOKEN_FILE] = str(metrics_token(cluster))
     cluster.donor()
     # A machine that is slow must not count as a donor that is dead, where none is.
     patient = {"INFINISWAP_DEVICE_REQUEST_MS": "60000"} if "step_with" in request.node.name else {}
@@ -138,7 +144,7 @@ def test_both_export_all_that_is_declared_in_step_with_status(
 def _settled(device: Device, donor: Donor) -> Any:
     """Both pages and a status between which nothing moved, else None."""
     before = get(port_of(device))
-    of_donor, told = get(donor.control, tls=True), device.told
+    of_donor, told = get(donor.control), device.told
     after = get(port_of(device))
 
     def moved(answer: tuple[int, str]) -> dict[str, float]:
@@ -192,32 +198,35 @@ def test_only_the_token_opens_them_and_it_opens_nothing_else(
     make, show = (block.body for block in marked(Path("docs/metrics.md"), "on", "prometheus"))
     cluster.env["INFINISWAP_CLUSTER_SECRET_FILE"] = str(secret_file)
     path = cluster.root / "metrics-token"
-    cluster.env["INFINISWAP_CLUSTER_METRICS_TOKEN_FILE"] = str(path)
+    cluster.env[TOKEN_FILE] = str(path)
     assert "/etc/infiniswap/metrics-token" in make
     _shell(make.replace("/etc/infiniswap", str(cluster.root)))
     token = path.read_text().strip()
     donor = cluster.donor()
     device = cluster.start("--frontend", "nbd-socket", size="64M", **ANY_PORT)
+    port = port_of(device)
     for shown, here in (
         ("/etc/infiniswap", cluster.root),
         ("/etc/prometheus/infiniswap-donors.crt", donor.state_dir / "donor.crt"),
         ("infiniswap-donor:9400:10.0.0.2:9400", f"infiniswap-donor:9400:{donor.address}"),
+        ("/etc/prometheus/infiniswap-devices.crt", cluster.backup_dir / "metrics.crt"),
+        ("infiniswap-device:9402:10.0.0.4:9402", f"infiniswap-device:9402:127.0.0.1:{port}"),
         ("/run/infiniswap/NAME", device.run),
     ):
         assert shown in show
         show = show.replace(shown, str(here))
     names = [metric.name for metric in donor_metrics.METRICS]
-    names += [metric.name for metric in device_metrics.METRICS]
+    names += 2 * [metric.name for metric in device_metrics.METRICS]  # at the port, at the socket
     assert families(_shell(show)) == names
-    for port, tls in ((donor.control, True), (port_of(device), False)):
-        assert get(port, token=token, tls=tls)[0] == 200
+    for asked in (donor.control, port):
+        assert get(asked, token=token)[0] == 200
         for wrong in ("", "wrong", token[:-1], secret_file.read_text().strip()):
-            status, text = get(port, token=wrong, tls=tls)
+            status, text = get(asked, token=wrong)
             assert status == 401, wrong
             assert "Bearer" in text
     for closed in ("/v1/status", "/v1/openapi.json"):
-        assert get(donor.control, closed, token, tls=True)[0] == 401
-    assert get(port_of(device), "/v1/device", token)[0] == 404
+        assert get(donor.control, closed, token)[0] == 401
+    assert get(port, "/v1/device", token)[0] == 404
 
 
 def _shell(text: str) -> str:
@@ -229,14 +238,17 @@ def test_a_port_that_cannot_be_had_is_an_error_before_anything_is_attached(
     cluster: Cluster,
 ) -> None:
     cluster.donor()
+    token = str(metrics_token(cluster))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for listen, problem in (
-            (f"127.0.0.1:{port}", "the port is in use"),
-            ("0.0.0.0:9402", "metrics token"),
-            ("192.0.2.1:9402", "metrics token"),
-            ("no such host:9402", "metrics_listen"),
+        for listen, token_file, problem in (
+            (f"127.0.0.1:{port}", token, "the port is in use"),
+            ("127.0.0.1:0", "", "metrics token"),
+            ("0.0.0.0:9402", "", "metrics token"),
+            ("192.0.2.1:9402", "", "metrics token"),
+            ("no such host:9402", token, "metrics_listen"),
         ):
+            cluster.env[TOKEN_FILE] = token_file
             command = ["device", "start", cluster.name(), "--size", "64M"]
             command += ["--donors", cluster.addresses, "--frontend", "nbd-socket"]
             done = cluster.cli(*command, "--metrics-listen", listen)
@@ -244,13 +256,16 @@ def test_a_port_that_cannot_be_had_is_an_error_before_anything_is_attached(
             assert problem in done.stderr
             assert "Traceback" not in done.stderr
     assert cluster.names() == []
-    assert not list(cluster.backup_dir.glob("*")) if cluster.backup_dir.exists() else True
+    # The certificate is the host's, as its key is.
+    left = {path.name for path in cluster.backup_dir.glob("*")}
+    assert left == {"metrics.pem", "metrics.crt"}
 
 
 @pytest.mark.requires_root
 @pytest.mark.requires_fuse
 @pytest.mark.requires_loop
 def test_a_successor_serves_them_at_the_same_port(cluster: Cluster) -> None:
+    cluster.env[TOKEN_FILE] = str(metrics_token(cluster))
     cluster.donor()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

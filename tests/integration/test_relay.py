@@ -29,8 +29,8 @@ from support.donors.hostile_donor import hostile_tls
 from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.client import connect, fetch_status, set_draining
+from infiniswap.control.own_certificate import new_certificate
 from infiniswap.control.tls import FIRST_BYTE, client_context, server_tls
-from infiniswap.donor.certificate import new_certificate
 from infiniswap.errors import NoDonorError, ProtocolMismatchError, WrongSecretError
 from infiniswap.units import HostPort
 

@@ -19,6 +19,7 @@ from support.donors.hostile_donor import fall_silent, hostile
 
 from infiniswap.control import tls
 from infiniswap.control.client import connect, fetch_status
+from infiniswap.control.own_certificate import DEVICE, keep_certificate
 from infiniswap.errors import InfiniswapError
 from infiniswap.secret import new_secret
 from infiniswap.units import KIB, HostPort
@@ -127,6 +128,129 @@ async def test_a_successor_looks_for_no_file_module_or_name(tmp_path: Path) -> N
         for sentence, words in zip(told, expected, strict=True):
             assert words in sentence
         assert w.donor.server.counters["sessions_opened"] == 1
+
+
+METRICS_PORT = """
+import asyncio, dataclasses, http.client, os, re, socket, ssl, sys
+from pathlib import Path
+
+import infiniswap.device.process.take_over  # as a standby has imported it
+from infiniswap.config import Config
+from infiniswap.control.tls import client_context
+from infiniswap.device.process.metrics_port import metrics_port
+from infiniswap.device.process.service import DeviceService
+from infiniswap.units import HostPort
+from support.devices.specs import device_spec
+
+directory, empty, connections = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+config = Config()
+device = dataclasses.replace(
+    config.device, backup_dir=directory, metrics_listen=HostPort("127.0.0.1", 0)
+)
+cluster = dataclasses.replace(config.cluster, metrics_token_file=directory / "token")
+service = DeviceService(device_spec(dataclasses.replace(config, device=device, cluster=cluster)))
+service.load()
+assert "cryptography" not in sys.modules  # the command that starts a device makes the certificate
+looked_for = []
+context = client_context()
+
+
+def audit(event, args):
+    if event in ("open", "import", "os.listdir", "os.scandir") or event.startswith("socket.get"):
+        looked_for.append((event, repr(args[0])))
+
+
+def resident():
+    with open("/proc/self/status") as status:
+        return int(re.search(r"VmRSS:\\s+(\\d+) kB", status.read())[1]) * 1024
+
+
+def connect(port, source):
+    raw = socket.socket()
+    raw.settimeout(60)
+    raw.bind((source, 0))
+    raw.connect(("127.0.0.1", port))
+    return context.wrap_socket(raw, server_hostname="infiniswap-device")
+
+
+def ask(port, token):
+    connection = http.client.HTTPConnection("infiniswap-device")
+    connection.sock = connect(port, "127.0.0.1")
+    connection.request("GET", "/metrics", headers={"Authorization": "Bearer " + token})
+    answer = connection.getresponse()
+    connection.close()
+    return answer.status
+
+
+async def asked():
+    async with metrics_port(service) as url:
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        # 503: it does not serve yet. Who has no token is not told that.
+        return [await asyncio.to_thread(ask, port, t) for t in ("0123456789abcdef", "wrong")]
+
+
+async def held():
+    async with metrics_port(service) as url:
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        before, opened, refused = resident(), [], 0
+        for number in range(connections):
+            source = f"127.0.1.{number // 8 + 1}"
+            try:
+                opened.append(await asyncio.to_thread(connect, port, source))
+            except (ssl.SSLError, ConnectionError):
+                refused += 1
+        print(len(opened), refused, resident() - before)
+        for secured in opened:
+            secured.close()
+
+
+runner = asyncio.Runner()
+runner.get_loop()
+if connections:
+    runner.run(held())
+else:
+    assert "prometheus_client" in sys.modules
+    os.chroot(empty)
+    os.chdir("/")
+    sys.addaudithook(audit)
+    said = runner.run(asked())
+    found = list(looked_for)
+    assert not found, found
+    print(*said)
+"""
+
+
+async def _with_metrics_port(tmp_path: Path, connections: int) -> str:
+    """What a process says that serves the port as a device's does."""
+    empty, state = tmp_path / "empty", tmp_path / "state"
+    empty.mkdir()
+    keep_certificate(state, DEVICE)
+    token = state / "token"
+    token.touch(0o600)
+    token.write_text("0123456789abcdef")
+    async with asyncio.timeout(WAIT_S):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", METRICS_PORT, str(state), str(empty), str(connections)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        )
+        said, complained = await process.communicate()
+    assert process.returncode == 0, complained.decode()
+    return said.decode()
+
+
+@pytest.mark.requires_root
+async def test_a_successors_metrics_port_looks_for_no_file_module_or_name(tmp_path: Path) -> None:
+    """Certificate, token and the modules that make the page were loaded before its turn."""
+    assert await _with_metrics_port(tmp_path, 0) == "503 401\n"
+
+
+async def test_connections_to_a_metrics_port_take_a_bounded_memory(tmp_path: Path) -> None:
+    """Of both ends, as both are in that process. The port takes 32 at once, 8 of one peer."""
+    opened, refused, grown = map(int, (await _with_metrics_port(tmp_path, 40)).split())
+    assert (opened, refused) == (32, 8)
+    assert grown < 32 * 256 * KIB
 
 
 MANY_SESSIONS = """

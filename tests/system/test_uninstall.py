@@ -68,11 +68,16 @@ def test_nothing_is_left_of_an_installation_that_was_used(cluster: Cluster) -> N
     wants.mkdir()
     (wants / DAEMON_UNIT).symlink_to(root / UNIT_DIR / DAEMON_UNIT)
     cluster.run_dir, cluster.backup_dir = root / "run/infiniswap", root / "var/lib/infiniswap"
+    token = cluster.root / "token"
+    token.touch(0o600)
+    token.write_text("0123456789abcdef")
     cluster.env |= {
         "INFINISWAP_DEVICE_RUN_DIR": str(cluster.run_dir),
         "INFINISWAP_DEVICE_BACKUP_DIR": str(cluster.backup_dir),
         "INFINISWAP_DAEMON_STATE_DIR": str(root / "var/lib/infiniswapd"),
         "INFINISWAP_DAEMON_RUN_DIR": str(root / "run/infiniswapd"),
+        "INFINISWAP_DEVICE_METRICS_LISTEN": "127.0.0.1:0",
+        "INFINISWAP_CLUSTER_METRICS_TOKEN_FILE": str(token),
     }
     donor = cluster.donor()
     device = cluster.start("--frontend", "nbd-socket", size="16M")
@@ -100,7 +105,7 @@ def test_nothing_is_left_of_an_installation_that_was_used(cluster: Cluster) -> N
         "etc/infiniswap/tls",
         "etc/infiniswap/notes.txt",
         "var/lib/infiniswap",
-        "var/lib/infiniswap/host-key",
+        *(f"var/lib/infiniswap/{name}" for name in ("host-key", "metrics.pem", "metrics.crt")),
         *(
             f"var/lib/infiniswap/{device.name}.{kind}"
             for kind in ("backup", "device", "key", "tables")

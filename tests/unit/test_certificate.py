@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A donor's certificate: made once, kept for the daemon alone."""
+"""Certificates of a host's own: made once, kept for daemon and devices alone."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from infiniswap.control.tls import client_context, server_tls
-from infiniswap.donor.certificate import (
-    SERVER_NAME,
+from infiniswap.control.own_certificate import (
+    DEVICE,
+    DONOR,
     certificate_path,
-    donor_certificate,
+    keep_certificate,
+    kept_certificate,
     new_certificate,
+    own_certificate,
 )
-from infiniswap.errors import ConfigError
+from infiniswap.control.tls import client_context, server_tls
+from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.secret import SECRET_BYTES_MAX
 
 
 def test_it_is_made_at_the_first_start_and_found_at_the_next(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
-    first, note = donor_certificate(state_dir)
-    again, _ = donor_certificate(state_dir)
+    first, note = own_certificate(state_dir, DONOR)
+    again, _ = own_certificate(state_dir, DONOR)
     assert (first.digest, note) == (again.digest, "")
-    key, public = state_dir / "donor.pem", certificate_path(state_dir)
+    key, public = state_dir / "donor.pem", certificate_path(state_dir, DONOR)
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert stat.S_IMODE(public.stat().st_mode) == 0o644
     assert "PRIVATE" not in public.read_text()
@@ -42,14 +45,14 @@ def test_it_is_made_at_the_first_start_and_found_at_the_next(tmp_path: Path) -> 
     assert isinstance(read.public_key(), ec.EllipticCurvePublicKey)
     assert read.public_key().curve.name == "secp256r1"  # type: ignore[union-attr]
     public.unlink()
-    donor_certificate(state_dir)
+    own_certificate(state_dir, DONOR)
     assert x509.load_pem_x509_certificate(public.read_bytes()) == read
 
 
 def test_daemons_that_start_at_once_have_one_certificate(tmp_path: Path) -> None:
     digests: list[bytes] = []
     threads = [
-        threading.Thread(target=lambda: digests.append(donor_certificate(tmp_path)[0].digest))
+        threading.Thread(target=lambda: digests.append(own_certificate(tmp_path, DONOR)[0].digest))
         for _ in range(8)
     ]
     for thread in threads:
@@ -57,23 +60,23 @@ def test_daemons_that_start_at_once_have_one_certificate(tmp_path: Path) -> None
     for thread in threads:
         thread.join()
     assert len(digests) == 8
-    assert set(digests) == {donor_certificate(tmp_path)[0].digest}
+    assert set(digests) == {own_certificate(tmp_path, DONOR)[0].digest}
 
 
 def test_where_it_cannot_be_kept_it_serves_one_start(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
-    found, note = donor_certificate(blocked)
-    assert found.digest != donor_certificate(blocked)[0].digest
+    found, note = own_certificate(blocked, DONOR)
+    assert found.digest != own_certificate(blocked, DONOR)[0].digest
     assert "lasts until the next start" in note
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
 def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
-    donor_certificate(tmp_path)
+    own_certificate(tmp_path, DONOR)
     (tmp_path / "donor.pem").chmod(mode)
     with pytest.raises(ConfigError, match="other users"):
-        donor_certificate(tmp_path)
+        own_certificate(tmp_path, DONOR)
 
 
 @pytest.mark.parametrize("content", ["", "x", "-----BEGIN CERTIFICATE-----\nAAAA\n"])
@@ -82,7 +85,7 @@ def test_a_damaged_file_is_one_clear_error(tmp_path: Path, content: str) -> None
     path.touch(0o600)
     path.write_text(content)
     with pytest.raises(ConfigError) as caught:
-        donor_certificate(tmp_path)
+        own_certificate(tmp_path, DONOR)
     assert caught.value.where == str(path)
 
 
@@ -101,13 +104,13 @@ def _handshake(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> ssl
 
 
 def test_programs_can_check_it_by_its_one_name(tmp_path: Path) -> None:
-    tls, _ = donor_certificate(tmp_path)
-    checking = ssl.create_default_context(cafile=str(certificate_path(tmp_path)))
+    tls, _ = own_certificate(tmp_path, DONOR)
+    checking = ssl.create_default_context(cafile=str(certificate_path(tmp_path, DONOR)))
     checking.verify_flags |= ssl.VERIFY_X509_STRICT
-    assert _handshake(checking, tls.context, SERVER_NAME).version() == "TLSv1.3"
+    assert _handshake(checking, tls.context, DONOR.name).version() == "TLSv1.3"
     other = server_tls(new_certificate())
     with pytest.raises(ssl.SSLCertVerificationError):
-        _handshake(checking, other.context, SERVER_NAME)
+        _handshake(checking, other.context, DONOR.name)
 
 
 def _of_an_authority(key: rsa.RSAPrivateKey) -> bytes:
@@ -136,16 +139,16 @@ def _private(key: rsa.RSAPrivateKey, encryption: serialization.KeySerializationE
 
 def test_one_of_an_administrators_own_authority_is_used(tmp_path: Path) -> None:
     """In place of the daemon's, with the certificate of who signed it after it."""
-    donor_certificate(tmp_path)
+    own_certificate(tmp_path, DONOR)
     key = rsa.generate_private_key(65537, 4096)
     chain = _of_an_authority(key)
     path = tmp_path / "donor.pem"
     path.write_bytes(_private(key, serialization.NoEncryption()) + chain)
     assert path.stat().st_size > SECRET_BYTES_MAX
-    tls, _ = donor_certificate(tmp_path)
+    tls, _ = own_certificate(tmp_path, DONOR)
     end = _handshake(client_context(), tls.context, "x")
     assert end.getpeercert(binary_form=True) == tls.certificate
-    assert certificate_path(tmp_path).read_bytes() == chain
+    assert certificate_path(tmp_path, DONOR).read_bytes() == chain
 
 
 def test_an_encrypted_key_is_one_clear_error(tmp_path: Path) -> None:
@@ -156,7 +159,7 @@ def test_an_encrypted_key_is_one_clear_error(tmp_path: Path) -> None:
     encrypted = _private(key, serialization.BestAvailableEncryption(b"password"))
     path.write_bytes(encrypted + _of_an_authority(key))
     with pytest.raises(ConfigError, match="its key is encrypted"):
-        donor_certificate(tmp_path)
+        own_certificate(tmp_path, DONOR)
 
 
 def test_a_consumer_takes_any_and_sees_which(tmp_path: Path) -> None:
@@ -164,3 +167,34 @@ def test_a_consumer_takes_any_and_sees_which(tmp_path: Path) -> None:
     end = _handshake(client_context(), tls.context, "x")
     assert end.getpeercert(binary_form=True) == tls.certificate
     assert not os.listdir(tmp_path)
+
+
+def test_that_of_a_hosts_devices_is_another_one_with_another_name(tmp_path: Path) -> None:
+    """Nobody who checks names takes a device for a donor."""
+    donor, _ = own_certificate(tmp_path, DONOR)
+    with pytest.raises(ConfigError, match="the metrics port has no certificate yet"):
+        kept_certificate(tmp_path, DEVICE)  # what a device's process does: it makes none
+    keep_certificate(tmp_path, DEVICE)
+    device = kept_certificate(tmp_path, DEVICE)
+    keep_certificate(tmp_path, DEVICE)
+    assert kept_certificate(tmp_path, DEVICE).digest == device.digest != donor.digest
+    key, public = tmp_path / "metrics.pem", certificate_path(tmp_path, DEVICE)
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert "PRIVATE" not in public.read_text()
+    checking = ssl.create_default_context(cafile=str(public))
+    assert _handshake(checking, device.context, DEVICE.name).version() == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        _handshake(checking, device.context, DONOR.name)
+
+
+def test_that_of_devices_is_kept_or_is_an_error(tmp_path: Path) -> None:
+    """One for a single start would be worth nothing to those who check it."""
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    with pytest.raises(InfiniswapError, match="cannot keep the certificate of the metrics port"):
+        keep_certificate(blocked, DEVICE)
+    keep_certificate(tmp_path, DEVICE)
+    (tmp_path / "metrics.pem").write_text("x")
+    with pytest.raises(ConfigError, match="certificate of the metrics port cannot be used"):
+        keep_certificate(tmp_path, DEVICE)
+    assert (tmp_path / "metrics.pem").read_text() == "x"

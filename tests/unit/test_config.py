@@ -278,17 +278,20 @@ def test_a_secret_of_another_user_is_refused(tmp_path: Path) -> None:
         read_secret(path)
 
 
-@pytest.mark.parametrize(
-    ("check", "needed"),
-    [(check_listen_secret, "needs a cluster secret"), (check_metrics_listen, "metrics_token_file")],
-)
-def test_serving_others_needs_a_secret_and_loopback_none(
-    check: Callable[[HostPort, bytes | None], None], needed: str
-) -> None:
+def test_serving_others_needs_a_secret_and_loopback_none() -> None:
     for host in ("0.0.0.0", "::", "10.1.2.3", "donor1"):
-        with pytest.raises(ConfigError, match=needed):
-            check(HostPort(host, 9400), None)
-        check(HostPort(host, 9400), b"0123456789abcdef")
+        with pytest.raises(ConfigError, match="needs a cluster secret"):
+            check_listen_secret(HostPort(host, 9400), None)
+        check_listen_secret(HostPort(host, 9400), Path("/etc/infiniswap/secret"))
     for host in ("127.0.0.1", "::1"):
-        check(HostPort(host, 9400), None)
-    check_metrics_listen(None, None)
+        check_listen_secret(HostPort(host, 9400), None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "donor1", "127.0.0.1", "::1"])
+def test_metrics_at_a_port_need_a_token_or_certificates(host: str) -> None:
+    listen = HostPort(host, 9402)
+    with pytest.raises(ConfigError, match="metrics_token_file"):
+        check_metrics_listen(listen, None, None)
+    check_metrics_listen(listen, b"0123456789abcdef", None)
+    check_metrics_listen(listen, None, Path("/etc/infiniswap/ca.pem"))
+    check_metrics_listen(None, None, None)

@@ -216,3 +216,21 @@ def test_a_pool_that_can_never_be_had_is_a_mistake_and_a_wide_one_a_note(
     code, said = pool(total_bytes // 4 // PAGE_BYTES * PAGE_BYTES)
     assert code == 0
     assert "headroom" not in said
+
+
+def test_a_broken_certificate_of_the_metrics_port_is_told(check: Check, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text("0123456789abcdef")
+    text = GOOD.format(tmp_path)
+    text += f'backup_dir = "{tmp_path}"\nmetrics_listen = "127.0.0.1:0"\n'
+    code, said = check(text)
+    assert (code, "needs a metrics token" in said) == (ConfigError.exit_code, True)
+    text += f'[cluster]\nmetrics_token_file = "{token}"\n'
+    assert "metrics port" not in check(text)[1]
+    key = tmp_path / "metrics.pem"
+    key.touch(0o600)
+    key.write_text("x")
+    code, said = check(text)
+    assert code == ConfigError.exit_code
+    assert f"{key}: the certificate of the metrics port cannot be used" in said

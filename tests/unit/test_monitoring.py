@@ -14,6 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from support.machine.ran import ran
 
 from infiniswap.control.figures import Metric
+from infiniswap.control.own_certificate import DEVICE, DONOR
 from infiniswap.device.process import metrics as device
 from infiniswap.donor import metrics as donor
 
@@ -116,6 +117,36 @@ def _promtool(*args: str | Path) -> None:
 def test_promtool_accepts_the_rules_and_their_tests() -> None:
     _promtool("check", "rules", "--lint-fatal", RULES)
     _promtool("test", "rules", TESTS)
+
+
+def _documented(project_root: Path) -> list[str]:
+    """The parts of a Prometheus configuration that docs/metrics.md shows."""
+    text = (project_root / "docs" / "metrics.md").read_text()
+    return re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_documented_jobs_ask_over_tls_and_know_whom_they_ask(project_root: Path) -> None:
+    whole, certified = _documented(project_root)
+    names = {"infiniswap-donor": DONOR.name, "infiniswap-device": DEVICE.name}
+    jobs = yaml.safe_load(whole)["scrape_configs"]
+    assert {job["job_name"] for job in jobs} == set(names)
+    for job in jobs:
+        assert job["scheme"] == "https"
+        assert set(job["tls_config"]) == {"ca_file", "server_name"}  # nothing left unchecked
+        assert job["tls_config"]["server_name"] == names[job["job_name"]]
+        assert job["authorization"]["credentials_file"]
+    assert re.findall(r"server_name: ([\w-]+)", certified) == [*names.values()]
+    for line in re.findall(r"^tls_config.*", certified, re.MULTILINE):
+        assert set(yaml.safe_load(line)["tls_config"]) == {
+            *("ca_file", "cert_file", "key_file", "server_name")
+        }
+
+
+@pytest.mark.requires_tool("promtool")
+def test_promtool_accepts_the_documented_configuration(project_root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prometheus.yml"
+    path.write_text(_documented(project_root)[0])
+    _promtool("check", "config", "--syntax-only", path)
 
 
 def test_every_alert_is_made_to_fire_and_is_described(project_root: Path) -> None:

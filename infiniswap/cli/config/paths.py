@@ -10,6 +10,7 @@ from pathlib import Path
 
 from infiniswap.config import Config, DeviceConfig
 from infiniswap.control.access import check_certificates
+from infiniswap.control.own_certificate import DEVICE, kept_certificate, key_path
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.secret import (
     check_listen_secret,
@@ -46,6 +47,13 @@ def _host_key(config: Config) -> None:
         forget_key(read_host_key(path))
 
 
+def _metrics_certificate(config: Config) -> None:
+    directory = config.device.backup_dir
+    has_port = config.device.metrics_listen is not None and config.cluster.ca_file is None
+    if has_port and os.path.lexists(key_path(directory, DEVICE)):  # a device's start makes it
+        kept_certificate(directory, DEVICE)
+
+
 def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError | str]:
     """Errors, and notes about what matters only to some.
 
@@ -60,8 +68,11 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
     # The device's process has not all of root's rights.
     device = capabilities_by_hand()
     yield from _guard(
-        lambda: check_metrics_listen(config.device.metrics_listen, config.metrics_token())
+        lambda: check_metrics_listen(
+            config.device.metrics_listen, config.metrics_token(), config.cluster.ca_file
+        )
     )
+    yield from _guard(lambda: _metrics_certificate(config))
     yield from _pool(config)
     for key, directory in (
         ("daemon.run_dir", config.daemon.run_dir),

@@ -12,6 +12,8 @@ import os
 import sys
 from typing import Any
 
+import msgspec
+
 from infiniswap import config as configuration
 from infiniswap.cli.common.parser import add_shared, named
 from infiniswap.cli.device.options import (
@@ -26,7 +28,7 @@ from infiniswap.device import frontends
 from infiniswap.device.api import Ready
 from infiniswap.device.control import client, launch
 from infiniswap.device.spec import contents, rundir
-from infiniswap.device.spec.spec import DeviceSpec
+from infiniswap.device.spec.spec import DeviceSpec, check_files
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError
 from infiniswap.system.notify import Notifier
 from infiniswap.units import format_size, parse_page_size
@@ -235,6 +237,9 @@ def _restart(args: argparse.Namespace) -> int:
     before = client.status(paths)
     if before.succession is None:
         return _stop_and_start(args, load_config(args), paths)
+    spec = rundir.read_record(paths.record)
+    if spec is not None:  # it may be of a release that has made none
+        launch.keep_certificate(spec)
     after = client.restart(paths)
     assert after.succession is not None
     print(
@@ -255,7 +260,9 @@ def _stop_and_start(
             "device has no standby",
             where=f"device {args.name}",
         )
-    _check_credentials(config)
+    # A device that could not start again must not be stopped.
+    check_files(config)
+    launch.keep_certificate(msgspec.structs.replace(spec, config=config))
     client.stop(paths, remove=False)
     kept = rundir.read_record(paths.kept)
     assert kept is not None  # or it would have refused to stop
@@ -264,18 +271,6 @@ def _stop_and_start(
     )
     report_ready(again, launch.start(again, paths))
     return 0
-
-
-def _check_credentials(config: configuration.Config) -> None:
-    """A device that could not start again for want of them must not be stopped."""
-    from infiniswap.control.pki import check_date, load
-    from infiniswap.control.roles import Role
-
-    files = config.certificates()
-    if files is None:
-        config.keys()
-    else:
-        check_date(load(files, config.cluster.name, Role.CONSUMER))
 
 
 def _remove(args: argparse.Namespace) -> int:

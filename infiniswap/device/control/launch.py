@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from infiniswap.control import own_certificate
 from infiniswap.device.api import Ready
 from infiniswap.device.control import client
 from infiniswap.device.control.client import DeviceError
@@ -62,6 +63,18 @@ def _command(spec: DeviceSpec, spec_fd: int, ready_fd: int, *, foreground: bool)
     return [str(holder_program()), str(spec_fd), str(ready_fd), *device]
 
 
+def keep_certificate(spec: DeviceSpec) -> None:
+    """Makes the certificate of the metrics port where there is to be one: the device's process only
+    reads it.
+
+    Raises:
+        ConfigError: the one that is there cannot be used.
+        NotPermittedError, SystemCallError: it cannot be written.
+    """
+    if spec.has_metrics_port and spec.config.cluster.ca_file is None:
+        own_certificate.keep_certificate(spec.config.device.backup_dir, own_certificate.DEVICE)
+
+
 def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> Ready:
     """Starts a device process and waits until it serves.
 
@@ -71,7 +84,9 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
     Raises:
         DeviceError: it could not start; carries the reason and the exit code.
         DeadlineError: it does not answer; it has been ended.
+        InfiniswapError: nothing was started.
     """
+    keep_certificate(spec)
     if spec.config.device.frontend in ("auto", "ublk"):
         ublk.load_driver()  # the device may not: it has no CAP_SYS_MODULE
     ready_read, ready_write = os.pipe()

@@ -160,8 +160,9 @@ def document(software: str) -> dict[str, Any]:
         "title": "Infiniswap device API",
         "version": software,
         "description": "HTTP on `control.sock` in the device's run directory, which only root may "
-        "open. /metrics alone is also served by TCP where device.metrics_listen says so, with the "
-        "bearer token of cluster.metrics_token_file where there is one.",
+        "open. /metrics alone is also served over TLS 1.3 where device.metrics_listen says so, to "
+        "whoever has the bearer token of cluster.metrics_token_file or, where the cluster has "
+        "certificates, one with the role consumer or operator.",
     }
     operations = {path: operation for path, (operation, _) in _CALLS.items()} | _PAGES
     paths = {path: {_method(operation): operation} for path, operation in operations.items()}

@@ -93,6 +93,7 @@ async def serve(
     """
     logs.identify(spec.name)
     service = DeviceService(spec, own_log=own_log, holder=holder)
+    service.load()
     async with _signals(service), metrics_port(service) as url:
         try:
             answer = await service.start()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device's `/metrics`: on its Unix socket, and on a TCP port where one is configured.
+"""A device's `/metrics`: on its Unix socket, and over TLS at a TCP port where one is configured.
 
 The port is taken before anything is attached, so that one which is in use is an error of the start.
 A failure of the port later does not harm the device.
@@ -12,10 +12,14 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 from infiniswap.control.figures import METRICS_PATH
+from infiniswap.control.handshake import PeerLog
 from infiniswap.control.http import web
+from infiniswap.control.mutual import peer_with_role
 from infiniswap.control.port import HttpPort, PortLimits, error_answer
-from infiniswap.control.scrape import UNAUTHORIZED, answer, may_scrape
+from infiniswap.control.scrape import READERS, UNAUTHORIZED, answer, may_scrape
+from infiniswap.control.tls import ServerTls
 from infiniswap.device.process import metrics
+from infiniswap.device.process.metrics_access import Access
 from infiniswap.device.process.service import DeviceService
 from infiniswap.errors import InfiniswapError
 from infiniswap.units import HostPort
@@ -40,24 +44,57 @@ async def metrics_port(service: DeviceService) -> AsyncIterator[str]:
     """Serves the port, where one is configured, while the context is open; gives its URL or "".
 
     Raises:
-        ConfigError: the token cannot be used.
+        ConfigError: certificate or token cannot be used.
         ConflictError, SystemCallError: the port cannot be had.
     """
     spec, listen = service.spec, service.spec.config.device.metrics_listen
-    if spec.ephemeral or listen is None:
-        yield ""  # a job's own device: two jobs at once would be in each other's way
+    if listen is None or not spec.has_metrics_port:
+        yield ""
         return
-    token = spec.config.metrics_token()
+    access = await service.metrics_access()
 
     async def get(request: web.Request) -> web.StreamResponse:
-        if token is not None and not may_scrape(request, token):
-            return error_answer(401, UNAUTHORIZED)
-        return await metrics_page(service)
+        assert access.now is not None
+        refusal = _refusal(access.now, request)
+        return await metrics_page(service) if refusal is None else refusal
 
-    port = HttpPort(_LIMITS, Counter())
+    assert access.now is not None
+    port = _port(access.now.tls)
     port.router.add_get(METRICS_PATH, get)
     number = await port.start(listen, _MEND)
+    access.on_change = port.use_tls
+    access.show()
     try:
-        yield f"http://{HostPort(listen.host, number)}{METRICS_PATH}"
+        yield f"https://{HostPort(listen.host, number)}{METRICS_PATH}"
     finally:
         await port.stop()
+
+
+def _refusal(access: Access, request: web.Request) -> web.Response | None:
+    """The answer to whoever may not read them. As at a daemon's port."""
+    if may_scrape(request, access.token):
+        return None
+    if not access.tls.cluster:
+        return error_answer(401, UNAUTHORIZED)
+    try:
+        peer_with_role(request.transport, access.tls.cluster, READERS)
+    except ValueError as error:
+        return error_answer(403, str(error))
+    return None
+
+
+def _port(tls: ServerTls) -> HttpPort:
+    counters: Counter[str] = Counter()
+    log_peer = PeerLog(counters)
+
+    def refused(host: str, why: str) -> None:
+        log_peer("metrics port: refused a connection from %s: %s", host, why)
+
+    return HttpPort(
+        _LIMITS,
+        counters,
+        lambda host: refused(host, "too many are open, or too many began lately"),
+        lambda host: refused(host, "it does not begin TLS"),
+        tls,
+        refused,
+    )

@@ -34,7 +34,7 @@ class DeviceSnapshot:
 
 
 def snapshot(
-    parts: Parts, *, started_s: float, uptime_s: float, reloaded: list[str], runs: list[int]
+    parts: Parts, *, started_s: float, uptime_s: float, notes: list[str], runs: list[int]
 ) -> DeviceSnapshot:
     """Looks at every part; does not wait.
 
@@ -42,7 +42,7 @@ def snapshot(
         parts: of the device, all made.
         started_s: when the process began to serve, in Unix time.
         uptime_s: of the process.
-        reloaded: what an administrator should know of the last reload.
+        notes: what an administrator should know of the last reload and of the metrics port.
         runs: see DeviceStatus.
     """
     spec, engine, mapper, attachment = parts.spec, parts.engine, parts.mapper, parts.attachment
@@ -89,7 +89,7 @@ def snapshot(
             *parts.key.degraded(spec),
             *parts.shown.degraded(),
             *([str(problem)] if problem else []),
-            *reloaded,
+            *notes,
             *parts.succession.degraded(),
             *parts.finder.degraded(),
         ],

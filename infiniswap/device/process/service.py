@@ -19,6 +19,7 @@ from infiniswap.config_changes import Outcome
 from infiniswap.device.api import DeviceStatus, Ready
 from infiniswap.device.off_loop import run_to_end
 from infiniswap.device.process import reload, take_over
+from infiniswap.device.process.metrics_access import MetricsAccess
 from infiniswap.device.process.parts import Parts
 from infiniswap.device.process.report import DeviceSnapshot, snapshot
 from infiniswap.device.process.runs import STOP_PAUSE_S_MAX, Runs
@@ -46,6 +47,7 @@ class DeviceService:
     ) -> None:
         self._parts = Parts(spec, holder or Holder())
         self.stopped = asyncio.Event()
+        self._metrics = MetricsAccess()
         self._started_s = time.monotonic()
         self._serving_since_s = time.time()
         self._outcome = Outcome()  # of the last reload
@@ -82,6 +84,17 @@ class DeviceService:
 
     # ------------------------------------------------------------------------- begin
 
+    def load(self) -> None:
+        """Before a start: reads secret or certificate, and what the metrics port needs. Blocking.
+
+        Raises:
+            ConfigError: something cannot be used.
+        """
+        self._parts.make_client(is_start=True)
+        self._read_metrics()
+        if self._metrics.failure is not None:
+            raise self._metrics.failure
+
     async def start(self) -> Ready:
         """Everything up to serving.
 
@@ -104,8 +117,9 @@ class DeviceService:
         return True
 
     def prepare(self, state_fd: int, key_fd: int, note: bytes) -> None:
-        """See take_over.prepare."""
+        """See take_over.prepare; also reads what the metrics port needs."""
         take_over.prepare(self._parts, state_fd, key_fd, note)
+        self._read_metrics()
 
     async def take_over(self, turn: TakeOver) -> None:
         """See take_over.take_over."""
@@ -150,20 +164,46 @@ class DeviceService:
         """
         self._require_serving()
         spec, self._outcome = await self._parts.blocking(lambda: reload.plan(self.spec))
-        has_other_keys = False
+        has_other_keys = has_other_metrics = False
         if self._outcome.error is None:
             has_other_keys = await self._parts.blocking(lambda: self._parts.shown.read(spec.config))
+            has_other_metrics = await self._parts.blocking(self._read_metrics)
+            self._metrics.show()
         if self._outcome.applied or has_other_keys:
             self._parts.retune(spec, has_other_keys=has_other_keys)
         self._outcome.log("device")
         if has_other_keys:
             log.info("%s; open sessions go on", self._parts.shown.changed)
+        if has_other_metrics:
+            log.info("the metrics port has another certificate or token")
+        if has_other_keys or has_other_metrics:
             await self._renew_standby()
         return self._outcome
 
     async def _certificate_renewed(self) -> None:
         self._parts.use_client()
+        await self._parts.blocking(self._read_metrics)
+        self._metrics.show()
         await self._renew_standby()
+
+    def _read_metrics(self) -> bool:
+        """As MetricsAccess.read. Blocking."""
+        if not self.spec.has_metrics_port:
+            return False
+        return self._metrics.read(self.spec.config, self._parts.shown.client.credentials)
+
+    async def metrics_access(self) -> MetricsAccess:
+        """What the metrics port shows and asks for: of before, or read again where that could not
+        be used.
+
+        Raises:
+            ConfigError: it cannot be used now either.
+        """
+        if self._metrics.now is None:
+            await self._parts.blocking(self._read_metrics)
+        if self._metrics.now is None and self._metrics.failure is not None:
+            raise self._metrics.failure
+        return self._metrics
 
     async def _renew_standby(self) -> None:
         """The standby has the former keys in its memory, and will have no time to read files."""
@@ -173,8 +213,8 @@ class DeviceService:
             await self.holder.renew()
         except ConflictError as error:
             log.warning(
-                "the standby has the former secret or certificate: %s; run `infiniswap device "
-                "reload %s` again",
+                "the standby has the former secret, certificate or token: %s; run `infiniswap "
+                "device reload %s` again",
                 error,
                 self.spec.name,
             )
@@ -216,7 +256,7 @@ class DeviceService:
             parts,
             started_s=self._serving_since_s,
             uptime_s=time.monotonic() - self._started_s,
-            reloaded=self._outcome.sentences("device"),
+            notes=[*self._outcome.sentences("device"), *self._metrics.degraded()],
             runs=self.runs.pids(),
         )
 

@@ -31,7 +31,7 @@ class Start:
     """One start.
 
     Args:
-        parts: of the device; none is made yet.
+        parts: of the device; only what is shown to donors is made.
         runs: what uses it.
         own_log: write to the log in the run directory.
     """
@@ -71,8 +71,8 @@ class Start:
             parts.was_kept = parts.paths.kept.exists()
             contents.check(parts.paths, spec)
             await parts.blocking(lambda: parts.key.begin(parts.paths, spec))
-            client = parts.make_client(is_start=True)
             await parts.finder.begin()
+            client = parts.shown.client
             parts.warnings += await check_donors(parts.finder, spec, parts.identity, client)
             await parts.blocking(parts.make_engine)
             parts.start_mapper()

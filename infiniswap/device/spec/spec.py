@@ -72,6 +72,12 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         """Slabs of the device; the last may be cut short."""
         return -(-self.size_bytes // self.config.device.slab_bytes)
 
+    @property
+    def has_metrics_port(self) -> bool:
+        """Whether it serves metrics at a port. A job's own device does not: two jobs at once would
+        be in each other's way."""
+        return self.config.device.metrics_listen is not None and not self.ephemeral
+
 
 class _Record(Struct, frozen=True, kw_only=True):
     """A spec as JSON: in files, and as devices of every release read it from each other.
@@ -288,8 +294,9 @@ def check_files(config: Config) -> None:
 
     config.keys()
     config.second_keys()
-    check_certificates(config, Role.CONSUMER)
-    check_metrics_listen(config.device.metrics_listen, config.metrics_token())
+    listen = config.device.metrics_listen
+    check_certificates(config, Role.CONSUMER, serves=listen is not None)
+    check_metrics_listen(listen, config.metrics_token(), config.cluster.ca_file)
 
 
 def _encode_hook(value: object) -> object:

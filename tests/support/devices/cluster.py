@@ -15,17 +15,19 @@ import os
 import secrets
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
+from infiniswap.control.tls import FULL_REASON
 from infiniswap.device.control import client
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.errors import InfiniswapError
@@ -41,6 +43,8 @@ WAIT_S = 600.0 if IN_GUEST else 60.0
 without KVM takes minutes for what takes seconds.)"""
 
 _TICK_S = 0.2 if IN_GUEST else 0.02
+
+T = TypeVar("T")
 
 SLAB = 8 * MIB
 LINK_DIR = Path("/dev/infiniswap")
@@ -92,6 +96,17 @@ def until(condition: Callable[[], Any], what: str, wait_s: float = WAIT_S) -> An
         assert time.monotonic() < end_s, f"waited {wait_s:g} s in vain for: {what}"
         time.sleep(_TICK_S)
     return value
+
+
+def unhurried(ask: Callable[[], T]) -> T:
+    """What is asked over TLS, again and slower where a test asks more often than one peer may."""
+    while True:
+        try:
+            return ask()
+        except ssl.SSLError as error:
+            if FULL_REASON not in (error.reason or ""):
+                raise
+        time.sleep(0.2)
 
 
 class Donor:

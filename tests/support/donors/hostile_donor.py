@@ -18,8 +18,8 @@ from aiohttp import web
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
+from infiniswap.control.own_certificate import new_certificate
 from infiniswap.control.tls import ServerTls, server_tls
-from infiniswap.donor.certificate import new_certificate
 from infiniswap.units import GIB, HostPort
 from support.donors.donor_world import KEYS, transcript_of
 
