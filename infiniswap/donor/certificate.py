@@ -19,8 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from infiniswap.control import pem
 from infiniswap.control.text import clean_text
-from infiniswap.control.tls import PEM_CERTIFICATE, ServerTls, server_tls
+from infiniswap.control.tls import ServerTls, server_tls
 from infiniswap.errors import ConfigError
 from infiniswap.secret import read_tls_key, write_new
 
@@ -63,9 +64,9 @@ def donor_certificate(state_dir: Path) -> tuple[ServerTls, str]:
     return found, note
 
 
-def _used(pem: bytes, path: Path) -> ServerTls:
+def _used(content: bytes, path: Path) -> ServerTls:
     try:
-        return server_tls(pem)
+        return server_tls(content)
     except ValueError as error:
         raise ConfigError(
             f"the certificate of the control port cannot be used ({error})",
@@ -74,16 +75,16 @@ def _used(pem: bytes, path: Path) -> ServerTls:
         ) from None
 
 
-def _keep(path: Path, pem: bytes) -> None:
+def _keep(path: Path, content: bytes) -> None:
     """Two daemons may start at once: the first one's file is there to stay."""
     with contextlib.suppress(FileExistsError):
-        write_new(path, pem)
-        _write_certificate(path.parent, pem)
+        write_new(path, content)
+        _write_certificate(path.parent, content)
 
 
-def _write_certificate(state_dir: Path, pem: bytes) -> None:
+def _write_certificate(state_dir: Path, content: bytes) -> None:
     """Those in the text, unless they are there: somebody may have put another key in place."""
-    text = b"\n".join(PEM_CERTIFICATE.findall(pem)) + b"\n"
+    text = b"\n".join(pem.certificates(content)) + b"\n"
     with contextlib.suppress(OSError):
         if certificate_path(state_dir).read_bytes() == text:
             return

@@ -248,6 +248,9 @@ def _stop_and_start(
     args: argparse.Namespace, config: configuration.Config, paths: rundir.DevicePaths
 ) -> int:
     """For a device without a standby."""
+    from infiniswap.control.access import check_credentials
+    from infiniswap.control.roles import Role
+
     spec = rundir.read_record(paths.record)
     if spec is None or spec.ephemeral:
         raise ConflictError(
@@ -255,7 +258,8 @@ def _stop_and_start(
             "device has no standby",
             where=f"device {args.name}",
         )
-    _check_credentials(config)
+    # A device that could not start again for want of them must not be stopped.
+    check_credentials(config, Role.CONSUMER)
     client.stop(paths, remove=False)
     kept = rundir.read_record(paths.kept)
     assert kept is not None  # or it would have refused to stop
@@ -264,18 +268,6 @@ def _stop_and_start(
     )
     report_ready(again, launch.start(again, paths))
     return 0
-
-
-def _check_credentials(config: configuration.Config) -> None:
-    """A device that could not start again for want of them must not be stopped."""
-    from infiniswap.control.pki import check_date, load
-    from infiniswap.control.roles import Role
-
-    files = config.certificates()
-    if files is None:
-        config.keys()
-    else:
-        check_date(load(files, config.cluster.name, Role.CONSUMER))
 
 
 def _remove(args: argparse.Namespace) -> int:

@@ -121,6 +121,8 @@ _CLUSTER_FIELDS: Final = (
     "metrics_token_file",
     "ask_s",
 )
+_TRUST_FIELDS: Final = ("secret_file", "ca_file", "certificate_file", "key_file")
+_DONOR_FIELDS: Final = ("peers", "peers_file", "discovery", "name")
 _DEVICE_FIELDS: Final = ("slab_bytes", "frontend", "transport", "priority", "seal")
 
 
@@ -157,26 +159,12 @@ def names_donors(config: Config) -> bool:
 
 def completed(config: Config, before: Config) -> Config:
     """A configuration in which donors and secret that it does not name are as they were before."""
-    cluster, mqtt = config.cluster, config.mqtt
+    cluster, mqtt, old = config.cluster, config.mqtt, before.cluster
+    unnamed: tuple[str, ...] = () if cluster.trust_file is not None else _TRUST_FIELDS
     if not names_donors(config):
-        old = before.cluster
-        cluster = dataclasses.replace(
-            cluster,
-            peers=old.peers,
-            peers_file=old.peers_file,
-            discovery=old.discovery,
-            name=old.name,
-        )
+        unnamed += _DONOR_FIELDS
         mqtt = before.mqtt if old.discovery == "mqtt" else mqtt
-    if cluster.trust_file is None:
-        old = before.cluster
-        cluster = dataclasses.replace(
-            cluster,
-            secret_file=old.secret_file,
-            ca_file=old.ca_file,
-            certificate_file=old.certificate_file,
-            key_file=old.key_file,
-        )
+    cluster = dataclasses.replace(cluster, **{name: getattr(old, name) for name in unnamed})
     return dataclasses.replace(config, cluster=cluster, mqtt=mqtt)
 
 
@@ -279,11 +267,9 @@ def check_files(config: Config) -> None:
     Raises:
         ConfigError: one cannot be used; told before anything is attached.
     """
-    from infiniswap.control.access import check_certificates
+    from infiniswap.control.access import check_credentials
 
-    config.keys()
-    config.second_keys()
-    check_certificates(config, Role.CONSUMER)
+    check_credentials(config, Role.CONSUMER)
     check_metrics_listen(config.device.metrics_listen, config.metrics_token())
 
 
