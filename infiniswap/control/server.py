@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import msgspec
 from infiniswap import __version__
 from infiniswap.control import auth
 from infiniswap.control import messages as m
+from infiniswap.control.admission import Admission
 from infiniswap.control.channel import (
     HURRIED_S,
     Channel,
@@ -35,7 +37,7 @@ from infiniswap.control.http import web
 from infiniswap.control.openapi import document
 from infiniswap.control.peer import host_of, peer_of
 from infiniswap.control.port import HttpPort, PortLimits, error_answer, json_answer
-from infiniswap.control.roles import Role, require, uris_of
+from infiniswap.control.roles import Role
 from infiniswap.control.scrape import UNAUTHORIZED, answer, may_scrape
 from infiniswap.control.service import ServerConfig, ServerSession, Service
 from infiniswap.control.tls import ServerTls
@@ -73,7 +75,8 @@ class ControlServer:
         self._nonces = auth.Nonces(secrets.token_bytes(auth.NONCE_BYTES))
         self._sessions: dict[int, ServerSession] = {}
         self._log_peer = PeerLog(self.counters)
-        self._handshakes = Handshakes(config, self.counters, self._log_peer)
+        self._admission = Admission(config.tls)
+        self._handshakes = Handshakes(config, self._admission, self.counters, self._log_peer)
         self._stopping = False
         limits = PortLimits(
             connections_max=config.connections_max,
@@ -107,8 +110,15 @@ class ControlServer:
         return tuple(self._sessions.values())
 
     def use_tls(self, tls: ServerTls) -> None:
-        """Shows another certificate of the same cluster from the next connection on."""
+        """Shows another certificate of the same cluster from the next connection on, and goes by
+        the authorities that are trusted now."""
+        self._admission.tls = tls
         self._port.use_tls(tls)
+
+    def end_given_up(self, now_s: float | None) -> None:
+        """Ends sessions whose certificates no longer count; `now_s`: see Admission."""
+        loop_s = asyncio.get_running_loop().time()
+        self._admission.end_given_up(self.sessions, now_s, loop_s)
 
     # -------------------------------------------------------------- start and stop
 
@@ -170,10 +180,8 @@ class ControlServer:
         roles: frozenset[Role],
         answer_it: Callable[[], Awaitable[web.Response]],
     ) -> web.StreamResponse:
-        transport = request.transport
-        shown = None if transport is None else transport.get_extra_info("peercert")
         try:
-            require(uris_of(shown or {}), self._config.tls.cluster, roles)
+            self._admission.admit(request.transport, roles, time.time())
         except ValueError as error:
             self.counters["certificates_refused"] += 1
             self._bad_certificate(_peer_name(request), str(error))

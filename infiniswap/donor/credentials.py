@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from infiniswap.config import Config
 from infiniswap.control.pki import LOOK_S, CertificateWatch, check_date
@@ -36,7 +37,7 @@ class DonorCredentials:
         return found
 
     async def look(self, server: ControlServer, *, at_once: bool = False) -> None:
-        """Takes files over that have changed. Open sessions go on.
+        """Takes files over that have changed, and ends sessions whose certificates no longer count.
 
         Args:
             server: shows them.
@@ -45,6 +46,10 @@ class DonorCredentials:
         async with self._reading:
             if await asyncio.to_thread(self._watch.look, at_once=at_once):
                 server.use_tls(self.tls)
+            now_s = time.time()
+            # Consumers would not take our own certificate either: nobody could come back. Perhaps
+            # the clock is wrong.
+            server.end_given_up(None if self._watch.now.problem(now_s) else now_s)
             self.degraded[:] = self._watch.sentences()
 
     async def run(self, server: ControlServer) -> None:
