@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
@@ -49,6 +49,7 @@ from infiniswap.rdma_address import RdmaEnd
 from infiniswap.units import HostPort
 
 BodyT = TypeVar("BodyT")
+NamedT = TypeVar("NamedT", m.Welcome, m.Status, m.DrainInfo)
 AnswerT = TypeVar("AnswerT", bound=m.Answer)
 
 log = logging.getLogger(__name__)
@@ -123,9 +124,9 @@ class ClientConfig:
         if own is None:
             return OneConnection(self.tls)
 
-        def check(shown: Mapping[str, Any]) -> None:
+        def check(shown: Mapping[str, Any]) -> str:
             try:
-                require(uris_of(shown), own.subject.cluster, _DONORS)
+                return require(uris_of(shown), own.subject.cluster, _DONORS).host
             except ValueError as error:
                 raise not_a_donor(address, str(error)) from None
 
@@ -372,7 +373,12 @@ async def connect(
         WrongSecretError: the ends do not share a secret.
         SlabSizeMismatchError: the donor lends slabs of another size.
     """
-    http = config.http() if config.http is not None else _http_session(config.connection(address))
+    connection = None
+    if config.http is not None:
+        http = config.http()
+    else:
+        connection = config.connection(address)
+        http = _http_session(connection)
     ws: aiohttp.ClientWebSocketResponse | None = None
     try:
         async with errors_explained(address, config.connect_s, config.shown):
@@ -386,7 +392,7 @@ async def connect(
             if ws.protocol != m.SUBPROTOCOL:
                 raise not_a_daemon(address, "a WebSocket server of another kind answered")
             handshake = _handshake if config.credentials is None else _certified
-            welcome = await handshake(ws, address, identity, config)
+            welcome = _as_certified(await handshake(ws, address, identity, config), connection)
             if slab_bytes is not None and welcome.slab_bytes != slab_bytes:
                 await send(ws, m.Goodbye(reason=m.GOODBYE_DONE), config.send_s)
                 raise slab_mismatch(address, welcome.slab_bytes, slab_bytes)
@@ -397,6 +403,13 @@ async def connect(
             await close(ws, HURRIED_S)
         await http.close()
         raise
+
+
+def _as_certified(said: NamedT, connection: OneConnection | None) -> NamedT:
+    """What a donor has said of itself, with the name in its certificate in place of its own word
+    for it."""
+    host = "" if connection is None else connection.host
+    return structs.replace(said, donor_name=host) if host else said
 
 
 def _peer_of(ws: aiohttp.ClientWebSocketResponse) -> str:
@@ -594,8 +607,8 @@ async def _fetch_proved(
     key: bytes | None,
     method: str,
     path: str,
-    kind: type[BodyT],
-) -> BodyT:
+    kind: type[NamedT],
+) -> NamedT:
     """Nonce and request go over one connection. The proof covers the certificate that was shown on
     it, so it is of use on no other. With certificates on both sides there is no more to prove."""
     connection = config.connection(address)
@@ -604,7 +617,8 @@ async def _fetch_proved(
         _http_session(connection) as http,
     ):
         if config.credentials is not None:
-            return (await _fetch(http, address, method, path, kind))[0]
+            body, _ = await _fetch(http, address, method, path, kind)
+            return _as_certified(body, connection)
         given, _ = await _fetch(http, address, "GET", m.NONCE_PATH, m.NonceInfo)
         if key is None:
             raise wrong_secret(address, _NO_KEYS)

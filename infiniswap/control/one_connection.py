@@ -20,19 +20,22 @@ class OneConnection(aiohttp.TCPConnector):
 
     Args:
         tls: see client_context.
-        check: looks at the certificate that was shown, before anything is sent; raises.
+        check: looks at the certificate that was shown, before anything is sent; raises, or
+            returns the host in it.
 
     Attributes:
         transport: of the connection; None: there is none yet.
+        host: in the certificate, as `check` says; empty: nobody vouches for a name.
     """
 
     def __init__(
-        self, tls: ssl.SSLContext, check: Callable[[Mapping[str, Any]], None] | None = None
+        self, tls: ssl.SSLContext, check: Callable[[Mapping[str, Any]], str] | None = None
     ) -> None:
         super().__init__(limit=1, ssl=tls)
         self._check = check
         self._tls: ssl.SSLObject | None = None
         self.transport: asyncio.Transport | None = None
+        self.host = ""
 
     async def _create_connection(self, *args: Any, **options: Any) -> ResponseHandler:
         """What a connector has to define, for aiohttp."""
@@ -45,7 +48,7 @@ class OneConnection(aiohttp.TCPConnector):
         assert made.transport is not None
         self._tls = made.transport.get_extra_info("ssl_object")
         if self._check is not None:
-            self._check(made.transport.get_extra_info("peercert") or {})
+            self.host = self._check(made.transport.get_extra_info("peercert") or {})
         return made
 
     async def close(self, *, abort_ssl: bool = True) -> None:
