@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,36 @@ def test_a_device_goes_on_while_its_certificate_is_out_of_date(
     data.read_back()
     data.fill(SIZE)
     assert data.read_back()["pages_in_remote"] > 0
+
+
+# --------------------------------------------------------------- files that are broken
+
+
+BROKEN: dict[str, Callable[[CertificateFiles], object]] = {
+    "half a certificate": lambda f: f.certificate.write_bytes(f.certificate.read_bytes()[:300]),
+    "no key": lambda f: f.key.unlink(),
+    "an empty authority": lambda f: f.ca.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_standby_that_finds_certificates_broken_shows_what_its_predecessor_did(
+    certified: Cluster,
+    tmp_path: Path,
+    authority: Authority,
+    consumer: CertificateFiles,
+    name: str,
+) -> None:
+    certified.env["INFINISWAP_DEVICE_STANDBY"] = "on"
+    device = certified.start("--frontend", "nbd-socket", size=str(SIZE))
+    data = Copied(device, tmp_path)
+    data.fill(SIZE)
+    BROKEN[name](consumer)
+    device.wait_take_over_by_another_standby()
+    data.read_back()
+    data.fill(SIZE)
+    assert data.read_back()["pages_in_remote"] > 0
+    (sentence,) = troubles(device)
+    assert "the former certificate is still shown" in sentence
+    authority.files("h2", [Role.CONSUMER])
+    until(lambda: not troubles(device), "the renewed certificate in use")

@@ -121,15 +121,18 @@ class Parts:
         """Starts the threads for `blocking` now. Blocking."""
         warm_up(self._executor, _EXECUTOR_THREADS)
 
-    def make_client(self, *, is_start: bool) -> ClientConfig:
+    def make_client(self, *, is_start: bool, kept: bytes = b"") -> ClientConfig:
         """Makes what connections to donors need; reads secret or certificate. Blocking.
+
+        Args:
+            is_start, kept: see Shown.
 
         Raises:
             ConfigError: it cannot be used; at a start also a certificate that is out of date.
         """
         config = self.spec.config
         connect_s = max(config.cluster.ask_s, 0.5)
-        self._shown = Shown(config, connect_s, is_start=is_start)
+        self._shown = Shown(config, connect_s, is_start=is_start, kept=kept)
         return self._shown.client
 
     @property
@@ -280,7 +283,12 @@ class Parts:
             self.keep_awake.set_mode(device.keep_awake)
         self.finder.tell(spec, mapper.known_donors, self.make_link, has_other_keys=has_other_keys)
         rundir.write_record(self.paths.record, spec)
-        self.succession.keep_spec(spec, self.attachment)
+        self.keep_spec()
+
+    def keep_spec(self) -> None:
+        """Keeps spec and credentials as they are now, for a successor."""
+        assert self.attachment is not None
+        self.succession.keep_spec(self.spec, self.attachment, self.shown.kept())
 
     # ---------------------------------------------------------------------------- end
 

@@ -26,6 +26,7 @@ from infiniswap.device.process.start import Start
 from infiniswap.device.spec import contents
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec
+from infiniswap.device.succession.hand_over import Left
 from infiniswap.device.succession.holder import Holder, TakeOver
 from infiniswap.errors import BackupError, ConflictError, InfiniswapError
 
@@ -103,9 +104,9 @@ class DeviceService:
         self._start.interrupt()
         return True
 
-    def prepare(self, state_fd: int, key_fd: int, note: bytes) -> None:
+    def prepare(self, state_fd: int, key_fd: int, left: Left) -> None:
         """See take_over.prepare."""
-        take_over.prepare(self._parts, state_fd, key_fd, note)
+        take_over.prepare(self._parts, state_fd, key_fd, left)
 
     async def take_over(self, turn: TakeOver) -> None:
         """See take_over.take_over."""
@@ -122,6 +123,7 @@ class DeviceService:
             return False
         self.holder.serving()
         if self._parts.succession.is_successor:
+            self._parts.keep_spec()  # the predecessor may have shown something else
             self._run_gone()  # the last run may have ended while no process watched
         return True
 
@@ -163,6 +165,7 @@ class DeviceService:
 
     async def _certificate_renewed(self) -> None:
         self._parts.use_client()
+        self._parts.keep_spec()
         await self._renew_standby()
 
     async def _renew_standby(self) -> None:
