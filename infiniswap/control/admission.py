@@ -52,6 +52,25 @@ class Proved:
     authority: bytes
 
 
+def proved_by(connection: Connection | None, cluster: str, roles: frozenset[Role]) -> Proved:
+    """What the other end has proved: a host of that cluster in one of these roles.
+
+    Args:
+        connection: None: it has ended.
+        cluster, roles: see `require`.
+
+    Raises:
+        ValueError: it has not; says why.
+    """
+    shown = connection.get_extra_info("peercert") if connection is not None else None
+    subject = require(uris_of(shown or {}), cluster, roles)
+    assert connection is not None
+    assert shown is not None
+    chain = verified_chain(connection.get_extra_info("ssl_object"))
+    until_s = float(ssl.cert_time_to_seconds(shown["notAfter"]))
+    return Proved(subject, until_s, digest_of(chain[-1]))
+
+
 class Admission:
     """Goes by the certificates of a donor.
 
@@ -76,16 +95,10 @@ class Admission:
         Raises:
             ValueError: it is not; says why.
         """
-        shown = connection.get_extra_info("peercert") if connection is not None else None
-        subject = require(uris_of(shown or {}), self.tls.cluster, roles)
-        assert connection is not None
-        assert shown is not None
-        chain = verified_chain(connection.get_extra_info("ssl_object"))
-        until_s = float(ssl.cert_time_to_seconds(shown["notAfter"]))
-        proved = Proved(subject, until_s, digest_of(chain[-1]))
+        proved = proved_by(connection, self.tls.cluster, roles)
         if not self._trusts(proved):
             raise ValueError(_NOT_TRUSTED)
-        if now_s > until_s:
+        if now_s > proved.until_s:
             raise ValueError(_expired(proved))
         return proved
 

@@ -21,6 +21,7 @@ from msgspec import Struct, structs
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
+from infiniswap.control.admission import Proved, proved_by
 from infiniswap.control.channel import HURRIED_S, Channel, Ended, Limits, close, receive, send
 from infiniswap.control.explain import (
     cannot_connect,
@@ -36,7 +37,7 @@ from infiniswap.control.explain import (
 from infiniswap.control.http import aiohttp
 from infiniswap.control.one_connection import OneConnection
 from infiniswap.control.pki import Credentials
-from infiniswap.control.roles import Role, require, uris_of
+from infiniswap.control.roles import Role
 from infiniswap.control.text import clean_name, clean_text
 from infiniswap.control.tls import client_context, peer_digest
 from infiniswap.errors import (
@@ -124,9 +125,9 @@ class ClientConfig:
         if own is None:
             return OneConnection(self.tls)
 
-        def check(shown: Mapping[str, Any]) -> str:
+        def check(shown: asyncio.Transport) -> Proved:
             try:
-                return require(uris_of(shown), own.subject.cluster, _DONORS).host
+                return proved_by(shown, own.subject.cluster, _DONORS)
             except ValueError as error:
                 raise not_a_donor(address, str(error)) from None
 
@@ -195,9 +196,12 @@ class Session:
         http: aiohttp.ClientSession,
         handler: SessionHandler,
         peer: str = "",
+        proved: Proved | None = None,
     ) -> None:
         self.peer = peer
         """The donor's address in figures; empty where it needs more than that."""
+        self.proved = proved
+        """By the donor's certificate; None: it has proved the cluster secret."""
         self.address = address
         self.welcome = welcome
         self._channel = channel
@@ -397,7 +401,8 @@ async def connect(
                 await send(ws, m.Goodbye(reason=m.GOODBYE_DONE), config.send_s)
                 raise slab_mismatch(address, welcome.slab_bytes, slab_bytes)
         channel = _open_channel(ws, address, welcome, config, handler)
-        return Session(address, welcome, channel, config, http, handler, _peer_of(ws))
+        proved = None if connection is None else connection.proved
+        return Session(address, welcome, channel, config, http, handler, _peer_of(ws), proved)
     except BaseException:
         if ws is not None:
             await close(ws, HURRIED_S)
@@ -408,8 +413,8 @@ async def connect(
 def _as_certified(said: NamedT, connection: OneConnection | None) -> NamedT:
     """What a donor has said of itself, with the name in its certificate in place of its own word
     for it."""
-    host = "" if connection is None else connection.host
-    return structs.replace(said, donor_name=host) if host else said
+    proved = None if connection is None else connection.proved
+    return said if proved is None else structs.replace(said, donor_name=proved.subject.host)
 
 
 def _peer_of(ws: aiohttp.ClientWebSocketResponse) -> str:

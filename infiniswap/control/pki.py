@@ -44,6 +44,7 @@ class Credentials:
         own: its certificate.
         authorities: those that it trusts.
         needed: its own certificate, and those of the authorities that make others believe it.
+        trusted: the authorities, as `digest_of` their certificates.
         file: of the certificate.
         texts: that the files had.
         client: context for connections to donors.
@@ -55,6 +56,7 @@ class Credentials:
     own: Dated
     authorities: tuple[Dated, ...]
     needed: tuple[Dated, ...]
+    trusted: frozenset[bytes]
     file: Path
     texts: CertificateTexts = field(repr=False)
     client: MutualContext
@@ -137,6 +139,7 @@ def made_of(
         own=own,
         authorities=tuple(trusted.values()),
         needed=(own, *(each for each in vouching if each is not None)),
+        trusted=frozenset(trusted),
         file=files.certificate,
         texts=texts,
         client=client,

@@ -136,3 +136,31 @@ def test_a_standby_that_finds_certificates_broken_shows_what_its_predecessor_did
     assert "the former certificate is still shown" in sentence
     authority.files("h2", [Role.CONSUMER])
     until(lambda: not troubles(device), "the renewed certificate in use")
+
+
+def test_a_device_leaves_a_donor_whose_authority_was_removed(
+    cluster: Cluster, tmp_path: Path, authority: Authority
+) -> None:
+    """Its pages there are read on, until the donor takes them back."""
+    other = Authority(tmp_path / "other")
+    both = authority.pair.certificate + other.pair.certificate
+    donor, consumer = authority.files("h1", BOTH), other.files("h2", [Role.CONSUMER])
+    for files in (donor, consumer):
+        files.ca.write_bytes(both)
+    cluster.env |= environment(donor)
+    cluster.donor()
+    cluster.env |= environment(consumer)
+    device = cluster.start("--frontend", "nbd-socket", size=str(SIZE))
+    data = Copied(device, tmp_path)
+    data.fill(SIZE)
+    consumer.ca.write_bytes(other.pair.certificate)
+    cluster.ok("device", "reload", device.name)
+    until(
+        lambda: "was not signed by the authority" in device.status["donors"][0]["detail"],
+        "the donor to be refused",
+    )
+    assert data.read_back()["pages_in_remote"] > 0
+    consumer.ca.write_bytes(both)
+    cluster.ok("device", "reload", device.name)
+    until(lambda: not device.status["donors"][0]["detail"], "the donor to be back")
+    data.read_back()

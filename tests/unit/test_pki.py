@@ -155,7 +155,7 @@ def test_the_end_of_an_authority_that_is_trusted_besides_is_told_as_well(
 
 def test_nothing_starts_with_an_authority_that_does_not_count(tmp_path: Path) -> None:
     later = Authority(tmp_path / "later", when=Period(NOW + DAY, NOW + 400 * DAY))
-    with pytest.raises(ConfigError, match="of the authority .* is not valid before"):
+    with pytest.raises(ConfigError, match=r"of the authority .* is not valid before"):
         check_date(load(later.files("h1", BOTH), CLUSTER))
 
 

@@ -261,11 +261,14 @@ class Parts:
             self._loop("certificate", tend_certificate(self.shown, self.blocking, renewed))
 
     def use_client(self) -> None:
-        """Sessions that are opened from now on show what `shown` has now."""
+        """Sessions that are opened from now on show what `shown` has now. Those with donors whose
+        authority was removed end: their pages are used on, and they get no further ones."""
         assert self._link_config is not None
         self._link_config = dataclasses.replace(self._link_config, client=self.shown.client)
         for link in self.mapper.known_donors.links:
             link.connections.config = self._link_config
+            if (credentials := self.shown.client.credentials) is not None:
+                link.session.end_unless_trusted(credentials.trusted)
 
     def retune(self, spec: DeviceSpec, *, has_other_keys: bool = False) -> None:
         """Puts the values of a spec in force, and keeps it where others read it. `has_other_keys`:
