@@ -591,3 +591,18 @@ async def test_a_drain_does_not_wait_for_another_donor_that_answers_there(
             await _wait_empty(w.address, config, msgspec.structs.replace(info, donor_name="donor2"))
         assert "donor1" in str(caught.value)
         assert "donor2" in caught.value.mend
+
+
+async def test_a_reload_does_not_say_that_nothing_has_changed_when_a_certificate_has(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    files = authority.files("donor1", [Role.DONOR])
+    async with donor(authority, files=files) as w:
+        await reload(w)
+        assert "reloaded: nothing has changed" in caplog.messages
+        caplog.clear()
+        authority.renew(files, "donor1", [Role.DONOR])
+        await reload(w)
+    said = [line for line in caplog.messages if line.startswith("reloaded")]
+    assert said == ["reloaded: the files of certificates have changed"]

@@ -272,7 +272,7 @@ class Parts:
 
     def retune(self, spec: DeviceSpec, *, has_other_keys: bool = False) -> None:
         """Puts the values of a spec in force, and keeps it where others read it. `has_other_keys`:
-        `shown` has changed; open sessions go on."""
+        `shown` has changed."""
         assert self._link_config is not None
         assert self.attachment is not None
         device, policy, mapper = spec.config.device, spec.config.policy, self.mapper

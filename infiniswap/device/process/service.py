@@ -8,6 +8,7 @@ stop that is refused (swapped-out data does not fit into memory) changes nothing
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from infiniswap import events
-from infiniswap.config_changes import Outcome
+from infiniswap.config_changes import CERTIFICATES_CHANGED, SECRETS_CHANGED, Outcome
 from infiniswap.device.api import DeviceStatus, Ready
 from infiniswap.device.off_loop import run_to_end
 from infiniswap.device.process import reload, take_over
@@ -155,11 +156,13 @@ class DeviceService:
         has_other_keys = False
         if self._outcome.error is None:
             has_other_keys = await self._parts.blocking(lambda: self._parts.shown.read(spec.config))
+        if has_other_keys:
+            changed = CERTIFICATES_CHANGED if self._parts.shown.has_certificate else SECRETS_CHANGED
+            self._outcome = dataclasses.replace(self._outcome, contents=(changed,))
         if self._outcome.applied or has_other_keys:
             self._parts.retune(spec, has_other_keys=has_other_keys)
         self._outcome.log("device")
         if has_other_keys:
-            log.info("%s; open sessions go on", self._parts.shown.changed)
             await self._renew_standby()
         return self._outcome
 

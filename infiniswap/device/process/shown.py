@@ -129,13 +129,6 @@ class Shown:
         return self._watch.sentences()
 
     @property
-    def changed(self) -> str:
-        """What has changed when it has, for the log."""
-        if self._watch is None:
-            return "the secrets of the cluster have changed"
-        return "the certificate of this host has changed"
-
-    @property
     def has_certificate(self) -> bool:
         """Whether there is a certificate to look after."""
         return self._watch is not None
