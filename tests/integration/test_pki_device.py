@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -164,3 +165,31 @@ def test_a_device_leaves_a_donor_whose_authority_was_removed(
     cluster.ok("device", "reload", device.name)
     until(lambda: not device.status["donors"][0]["detail"], "the donor to be back")
     data.read_back()
+
+
+def test_a_device_without_a_backup_keeps_its_pages_when_an_authority_is_replaced(
+    cluster: Cluster, tmp_path: Path, authority: Authority
+) -> None:
+    """Its session began with a certificate of the authority that the donor then removes."""
+    old = Authority(tmp_path / "old")
+    both = authority.pair.certificate + old.pair.certificate
+    of_donor, consumer = authority.files("h1", BOTH), old.files("h2", [Role.CONSUMER])
+    for files in (of_donor, consumer):
+        files.ca.write_bytes(both)
+    cluster.env |= environment(of_donor)
+    donor = cluster.donor()
+    cluster.env |= environment(consumer)
+    device = cluster.start(
+        *("--frontend", "nbd-socket", "--backup", "none", "--allow-data-loss"), size=str(SIZE)
+    )
+    data = Copied(device, tmp_path)
+    data.fill(SIZE)
+    authority.renew(consumer, "h2", [Role.CONSUMER])
+    cluster.ok("device", "reload", device.name)
+    assert device.status["donors"][0]["reclaimed"] == 0
+    of_donor.ca.write_bytes(authority.pair.certificate)
+    donor.send(signal.SIGHUP)
+    until(lambda: device.status["donors"][0]["reclaimed"] == 1, "the device to be back")
+    assert "no longer trusts the authority" in donor.log
+    data.read_back()
+    assert device.status["stats"]["requests_failed"] == 0
