@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OVERDUE_S: Final = 3600.0
 """How long an open session outlives its certificate."""
-_NOT_TRUSTED: Final = "this donor no longer trusts the authority of its certificate"
+_NOT_TRUSTED: Final = "the donor no longer trusts the authority of this certificate"
 
 
 class Connection(Protocol):

@@ -47,7 +47,7 @@ class RefusedCertificateError(ssl.SSLCertVerificationError):
 def why_refused(code: int, message: str) -> str:
     """What OpenSSL found, in our words."""
     if code == EXPIRED:
-        return "has expired"
+        return "has expired, or that of its authority has"
     if code == NOT_YET_VALID:
         return "is not valid yet"
     if code in UNKNOWN_AUTHORITY:

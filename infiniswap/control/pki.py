@@ -44,7 +44,7 @@ class Credentials:
         own: its certificate.
         authorities: those that it trusts.
         needed: its own certificate, and those of the authorities that make others believe it.
-        trusted: the authorities, as `digest_of` their certificates.
+        trusted: whatever the file of the authorities has, as `digest_of` the certificates.
         file: of the certificate.
         texts: that the files had.
         client: context for connections to donors.
@@ -120,18 +120,16 @@ def made_of(
             mend=f"Get a certificate with infiniswap://{cluster}/{role}/HOST from the authority.",
         )
     client = mutual_context(server=False, authority=authority, shown=shown)
-    trusted = dict(
-        zip(
-            map(digest_of, client.get_ca_certs(binary_form=True)),
-            map(authority_certificate, client.get_ca_certs()),
-            strict=True,
-        )
-    )
+    try:
+        own, trusted = host_certificate(said(names), decoded), _trusted(client)
+    except ValueError as error:
+        what = f"a date in the certificates of this host or the authority is none ({error})"
+        raise ConfigError(what, where=str(files.certificate), mend=_COPY) from None
+    anchors = frozenset(digest_of(pem.der(each)) for each in pem.certificates(texts.authority))
     server = None
     if role is Role.DONOR:
         context = mutual_context(server=True, authority=authority, shown=None)
-        server = ServerTls(context, load_pem(context, shown), cluster, frozenset(trusted))
-    own = host_certificate(said(names), decoded)
+        server = ServerTls(context, load_pem(context, shown), cluster, anchors)
     vouching = (trusted.get(digest_of(each)) for each in chain)
     return Credentials(
         subject=found,
@@ -139,7 +137,7 @@ def made_of(
         own=own,
         authorities=tuple(trusted.values()),
         needed=(own, *(each for each in vouching if each is not None)),
-        trusted=frozenset(trusted),
+        trusted=anchors,
         file=files.certificate,
         texts=texts,
         client=client,
@@ -154,11 +152,17 @@ def _authority(text: bytes, files: CertificateFiles) -> str:
         mutual_context(server=False, authority=found, shown=None)
     except ValueError as error:
         raise ConfigError(
-            f"the authority's certificate cannot be used: {error}",
+            f"the certificate of the authority cannot be used: {error}",
             where=str(files.ca),
             mend="Copy the file ca.pem of the authority again, and name it in [cluster] ca_file.",
         ) from None
     return found
+
+
+def _trusted(client: MutualContext) -> dict[bytes, Dated]:
+    """The authorities, by `digest_of` their certificates. Raises ValueError."""
+    keys = map(digest_of, client.get_ca_certs(binary_form=True))
+    return dict(zip(keys, map(authority_certificate, client.get_ca_certs()), strict=True))
 
 
 def _check_complete(texts: CertificateTexts, files: CertificateFiles) -> None:

@@ -122,10 +122,7 @@ class Parts:
         warm_up(self._executor, _EXECUTOR_THREADS)
 
     def make_client(self, *, is_start: bool, kept: bytes = b"") -> ClientConfig:
-        """Makes what connections to donors need; reads secret or certificate. Blocking.
-
-        Args:
-            is_start, kept: see Shown.
+        """Makes what connections to donors need; reads secret or certificate. Blocking. See Shown.
 
         Raises:
             ConfigError: it cannot be used; at a start also a certificate that is out of date.
