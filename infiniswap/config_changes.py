@@ -93,7 +93,7 @@ class Outcome:
         applied: keys that have new values now.
         waiting: keys whose new values wait for a restart.
         error: why nothing has changed at all; None: it was read.
-        contents: what has changed of files that are named as before, each as a sentence.
+        contents: what is new of files that are named as before, each as a sentence.
     """
 
     applied: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from infiniswap import events
+from infiniswap.config_changes import CERTIFICATES_CHANGED
 from infiniswap.control import pem
 from infiniswap.control.dated import Dated, authority_certificate, day, host_certificate
 from infiniswap.control.mutual import (
@@ -299,7 +300,7 @@ class CertificateWatch:
         except InfiniswapError as error:
             former, self.failure = self.failure, f"{error}".rstrip(".")
             if former != self.failure:
-                log.warning("%s", self.sentences()[0], extra=events.about(events.CERTIFICATE))
+                log.warning("%s", self._failures()[0], extra=events.about(events.CERTIFICATE))
             return False
         self._read = self._seen = signature
         self.failure = ""
@@ -316,11 +317,15 @@ class CertificateWatch:
 
     def sentences(self) -> list[str]:
         """What an administrator should know of it."""
-        failure = (
-            f"the certificate files have changed and cannot be used, so the former certificate is "
-            f"still shown: {self.failure}"
-        )
-        return [*([failure] if self.failure else []), *self._warnings().values()]
+        return [*self._failures(), *self._warnings().values()]
+
+    def _failures(self) -> list[str]:
+        said = "the certificate files have changed and cannot be used, so the former certificate is"
+        return [f"{said} still shown: {self.failure}"] if self.failure else []
+
+    def news(self, *, has_changed: bool) -> tuple[str, ...]:
+        """What a reload says of the files. `has_changed`: what `look` has returned."""
+        return (CERTIFICATES_CHANGED,) if has_changed else tuple(self._failures())
 
     def _warnings(self) -> dict[str, str]:
         """By what stays the same of a sentence while time passes."""

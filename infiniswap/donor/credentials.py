@@ -36,7 +36,7 @@ class DonorCredentials:
         assert found is not None, "it was loaded for a donor"
         return found
 
-    async def look(self, server: ControlServer, *, at_once: bool = False) -> bool:
+    async def look(self, server: ControlServer, *, at_once: bool = False) -> tuple[str, ...]:
         """Takes files over that have changed, and ends sessions whose certificates no longer count.
 
         Args:
@@ -44,7 +44,7 @@ class DonorCredentials:
             at_once: the files are complete, as somebody has asked for it.
 
         Returns:
-            Whether the files had something else.
+            What is new of the files, as sentences.
         """
         async with self._reading:
             has_changed = await asyncio.to_thread(self._watch.look, at_once=at_once)
@@ -55,7 +55,7 @@ class DonorCredentials:
             # the clock is wrong.
             server.end_given_up(None if self._watch.now.problem(now_s) else now_s)
             self.degraded[:] = self._watch.sentences()
-        return has_changed
+        return self._watch.news(has_changed=has_changed)
 
     async def run(self, server: ControlServer) -> None:
         """Looks until cancelled."""

@@ -13,12 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from infiniswap.config import Config
-from infiniswap.config_changes import (
-    CERTIFICATES_CHANGED,
-    SECRETS_CHANGED,
-    Outcome,
-    merged,
-)
+from infiniswap.config_changes import SECRETS_CHANGED, Outcome, merged
 from infiniswap.control.key_ring import KeyRing
 from infiniswap.donor.cluster_keys import donor_keys, second_keys
 from infiniswap.donor.harvest import Harvester
@@ -49,8 +44,8 @@ class Reloader:
         keep_awake: KeepAwake,
         keys: KeyRing,
     ) -> None:
-        self.look_at_certificates: Callable[[], Awaitable[bool]] | None = None
-        """Reads them again; returns whether they have changed. None: there is a secret."""
+        self.look_at_certificates: Callable[[], Awaitable[tuple[str, ...]]] | None = None
+        """Reads them again; returns what is new. None: there is a secret."""
         self._config = config
         self._harvester = harvester
         self._service = service
@@ -81,9 +76,8 @@ class Reloader:
 
     async def _contents(self, first: Keys | None, second: Keys | None) -> tuple[str, ...]:
         """Takes over what the files have under the same names, whatever else waits."""
-        look = self.look_at_certificates
-        if look is not None:
-            return (CERTIFICATES_CHANGED,) if await look() else ()
+        if self.look_at_certificates is not None:
+            return await self.look_at_certificates()
         return (SECRETS_CHANGED,) if self._keys.change(first, second) else ()
 
     def _take_over(self, wanted: Config) -> Outcome:

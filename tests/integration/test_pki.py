@@ -604,5 +604,9 @@ async def test_a_reload_does_not_say_that_nothing_has_changed_when_a_certificate
         caplog.clear()
         authority.renew(files, "donor1", [Role.DONOR])
         await reload(w)
+        files.key.unlink()
+        await reload(w)
     said = [line for line in caplog.messages if line.startswith("reloaded")]
-    assert said == ["reloaded: the files of certificates have changed"]
+    assert said[0] == "reloaded: the files of certificates have changed"
+    assert "cannot be used, so the former certificate is still shown" in said[1]
+    assert len(said) == 2

@@ -135,6 +135,7 @@ def test_a_standby_that_finds_certificates_broken_shows_what_its_predecessor_did
     assert data.read_back()["pages_in_remote"] > 0
     (sentence,) = troubles(device)
     assert "the former certificate is still shown" in sentence
+    assert sentence in certified.ok("device", "reload", device.name)
     authority.files("h2", [Role.CONSUMER])
     until(lambda: not troubles(device), "the renewed certificate in use")
 

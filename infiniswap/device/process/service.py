@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from infiniswap import events
-from infiniswap.config_changes import CERTIFICATES_CHANGED, SECRETS_CHANGED, Outcome
+from infiniswap.config_changes import Outcome
 from infiniswap.device.api import DeviceStatus, Ready
 from infiniswap.device.off_loop import run_to_end
 from infiniswap.device.process import reload, take_over
@@ -156,9 +156,8 @@ class DeviceService:
         has_other_keys = False
         if self._outcome.error is None:
             has_other_keys = await self._parts.blocking(lambda: self._parts.shown.read(spec.config))
-        if has_other_keys:
-            changed = CERTIFICATES_CHANGED if self._parts.shown.has_certificate else SECRETS_CHANGED
-            self._outcome = dataclasses.replace(self._outcome, contents=(changed,))
+            news = self._parts.shown.news(has_changed=has_other_keys)
+            self._outcome = dataclasses.replace(self._outcome, contents=news)
         if self._outcome.applied or has_other_keys:
             self._parts.retune(spec, has_other_keys=has_other_keys)
         self._outcome.log("device")

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from infiniswap.config import Config
+from infiniswap.config_changes import SECRETS_CHANGED
 from infiniswap.control.client import ClientConfig
 from infiniswap.control.pki import LOOK_S, CertificateWatch, check_date
 from infiniswap.control.roles import Role
@@ -127,6 +128,12 @@ class Shown:
         if self._watch is None:
             return [self._failure] if self._failure else []
         return self._watch.sentences()
+
+    def news(self, *, has_changed: bool) -> tuple[str, ...]:
+        """What a reload says of the files. `has_changed`: what `read` has returned."""
+        if self._watch is not None:
+            return self._watch.news(has_changed=has_changed)
+        return (SECRETS_CHANGED,) if has_changed else ()
 
     @property
     def has_certificate(self) -> bool:
