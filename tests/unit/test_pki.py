@@ -22,9 +22,10 @@ from support.donors.certificates import (
 from infiniswap.cli.doctor import donors as doctor
 from infiniswap.control.pki import CertificateWatch, check_date, load
 from infiniswap.control.roles import Role
+from infiniswap.device.process.shown import Shown
 from infiniswap.donor.authority import Period
 from infiniswap.errors import ConfigError
-from infiniswap.secret import CertificateFiles, read_certificates
+from infiniswap.secret import CertificateFiles, new_secret, read_certificates, write_secret
 
 DAY_S = DAY.total_seconds()
 
@@ -211,3 +212,27 @@ def test_good_files_count_more_than_what_was_shown_before(
     authority.renew(files, "h1", BOTH)
     watch = CertificateWatch(files, CLUSTER, Role.CONSUMER, former=former)
     assert watch.now.texts == read_certificates(files) != former
+
+
+@pytest.mark.parametrize("kept", [b"", b"{}", b"\xff", b'{"first": 1, "second": 2, "texts": 3}'])
+def test_a_predecessor_that_kept_nothing_of_use_is_as_good_as_none(
+    files: CertificateFiles, kept: bytes
+) -> None:
+    config = configured(**settings(files))
+    Shown(config, 1.0, is_start=False, kept=kept)
+    files.key.unlink()
+    with pytest.raises(ConfigError):
+        Shown(config, 1.0, is_start=False, kept=kept)
+
+
+def test_what_is_kept_of_secrets_is_used_where_their_files_are_broken(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path in (first, second):
+        write_secret(path, new_secret())
+    config = configured(cluster__secret_file=first, cluster__second_secret_file=second)
+    before = Shown(config, 1.0, is_start=True)
+    second.unlink()
+    after = Shown(config, 1.0, is_start=False, kept=before.kept())
+    assert after.client.keys == before.client.keys
+    assert after.kept() == before.kept()
+    assert "the device uses what it had before" in after.degraded()[0]
