@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 Process = Literal["daemon", "device"]
 
 SECRETS_CHANGED: Final = "the secrets of the cluster have changed, and open sessions go on"
-CERTIFICATES_CHANGED: Final = "the files of certificates have changed"
 
 _RESTART: Final[Mapping[Process, str]] = {
     "daemon": "a restart of the daemon",

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from infiniswap import events
-from infiniswap.config_changes import CERTIFICATES_CHANGED
 from infiniswap.control import pem
 from infiniswap.control.dated import Dated, authority_certificate, day, host_certificate
 from infiniswap.control.mutual import (
@@ -32,6 +31,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
 """How often a process looks whether the files have changed."""
+_CHANGED: Final = "the files of certificates have changed"
 _COPY: Final = "Copy certificate and key to this host again, and name the two that belong together."
 
 
@@ -325,7 +325,7 @@ class CertificateWatch:
 
     def news(self, *, has_changed: bool) -> tuple[str, ...]:
         """What a reload says of the files. `has_changed`: what `look` has returned."""
-        return (CERTIFICATES_CHANGED,) if has_changed else tuple(self._failures())
+        return (_CHANGED,) if has_changed else tuple(self._failures())
 
     def _warnings(self) -> dict[str, str]:
         """By what stays the same of a sentence while time passes."""
