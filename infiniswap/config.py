@@ -155,7 +155,8 @@ class DaemonConfig:
     drain_move_s: float = _float(60.0, low=0.0, high=3600.0, live="daemon")
     """Seconds that a consumer gets to move a slab to another donor while this donor is drained."""
     consumer_share_max: float = _float(0.5, low=0.0, high=1.0, above=True, live="daemon")
-    """Share of the pool that one consumer may keep while another consumer needs memory."""
+    """Share of the pool that one consumer may keep while another consumer needs memory. A consumer
+    is a host: that of its certificate, or else its address."""
     lease_grace_s: float = _float(10.0, low=0.0, high=3600.0)
     """Seconds that a lease without session and connections waits for its device."""
     state_dir: Path = _path(Path("/var/lib/infiniswapd"))

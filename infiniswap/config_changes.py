@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 Process = Literal["daemon", "device"]
 
+SECRETS_CHANGED: Final = "the secrets of the cluster have changed, and open sessions go on"
+
 _RESTART: Final[Mapping[Process, str]] = {
     "daemon": "a restart of the daemon",
     "device": "a stop and a start of the device",
@@ -90,11 +92,19 @@ class Outcome:
         applied: keys that have new values now.
         waiting: keys whose new values wait for a restart.
         error: why nothing has changed at all; None: it was read.
+        contents: what is new of files that are named as before, each as a sentence.
     """
 
     applied: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     error: InfiniswapError | None = None
+    contents: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> str:
+        """What has changed, for people."""
+        keys = [", ".join(self.applied)] if self.applied else []
+        return "; ".join((*keys, *self.contents)) or "nothing has changed"
 
     @classmethod
     def between(cls, running: Config, now: Config, wanted: Config, process: Process) -> Outcome:
@@ -112,12 +122,8 @@ class Outcome:
 
     def log(self, process: Process) -> None:
         """Writes it to the process's log."""
-        if self.applied or not (self.waiting or self.error):
-            log.info(
-                "reloaded: %s",
-                ", ".join(self.applied) or "nothing has changed",
-                extra=events.about(events.RELOADED),
-            )
+        if self.applied or self.contents or not (self.waiting or self.error):
+            log.info("reloaded: %s", self.changes, extra=events.about(events.RELOADED))
         for sentence in self.sentences(process):
             log.log(
                 logging.ERROR if self.error else logging.WARNING,

@@ -284,8 +284,9 @@ IDENTITY_TWICE: Final = Event(
 )
 CERTIFICATE: Final = Event(
     "certificate",
-    "The certificate of this host expires soon or has expired, or its files have changed and "
-    "cannot be used. Open sessions go on. With an expired certificate no session is opened.",
+    "The certificate of this host or of an authority expires soon or has expired, or the files "
+    "have changed and cannot be used. With an expired certificate no session is opened; open ones "
+    "go on for an hour.",
     "Renew it at the authority, then reload the daemon and the devices.",
 )
 PEERS_FILE: Final = Event(

@@ -136,8 +136,8 @@ async def _undrain(address: HostPort, client: ClientConfig) -> None:
 
 
 def _named(address: HostPort, donor: DrainInfo | Status) -> str:
-    """With name and id, as that donor has proved them: whoever forwards connections may be the one
-    that was named."""
+    """With name and id of the donor that has answered: whoever forwards connections may be the one
+    that was named. With certificates the name is that of its certificate."""
     return f"{address} ({donor.donor_name}, {donor.donor_id})"
 
 
@@ -155,7 +155,7 @@ async def _drain(address: HostPort, client: ClientConfig, *, wait: bool) -> None
         told = True
         _warn(info.warning)
         if wait:
-            await _wait_empty(address, client, info.slabs_mapped)
+            await _wait_empty(address, client, info)
         else:
             _say(f"{_named(address, info)} drains: {info.slabs_mapped} slabs are still lent")
     except asyncio.CancelledError:
@@ -165,12 +165,19 @@ async def _drain(address: HostPort, client: ClientConfig, *, wait: bool) -> None
         raise
 
 
-async def _wait_empty(address: HostPort, client: ClientConfig, slabs: int) -> None:
+async def _wait_empty(address: HostPort, client: ClientConfig, info: DrainInfo) -> None:
     loop = asyncio.get_running_loop()
+    slabs = info.slabs_mapped
     with _progress(str(address), slabs) as show:
         fewest, moved_s = slabs, loop.time()
         async for status in _statuses(address, client):
             left = status.pool.slabs_mapped
+            if _named(address, status) != _named(address, info):
+                raise NoDonorError(
+                    f"another donor answers there now: {_named(address, status)}",
+                    where=f"donor {address}",
+                    mend=f"Look for {info.donor_name} with `infiniswap status`: it keeps draining.",
+                )
             if not status.draining:
                 raise NoDonorError("another command has ended the drain", where=f"donor {address}")
             # One that was being mapped when the drain began may still appear.

@@ -27,17 +27,19 @@ def client_config(config: Config, connect_s: float) -> ClientConfig:
     return ClientConfig(credentials=credentials, connect_s=connect_s)
 
 
-def check_certificates(config: Config, role: Role | None = None, *, serves: bool = False) -> None:
-    """Reads this host's certificate, if there is to be one. Blocking.
+def check_credentials(config: Config, role: Role | None = None, *, serves: bool = False) -> None:
+    """Reads this host's secrets, or its certificate. Blocking.
 
     Args:
         config: names the files.
-        role: that it has to have; None: any.
+        role: that the certificate has to have; None: any.
         serves: see `load`.
 
     Raises:
-        ConfigError: it cannot be used, or is out of date.
+        ConfigError: one cannot be used, or is out of date.
     """
+    config.keys()
+    config.second_keys()
     files = config.certificates()
     if files is not None:
         check_date(load(files, config.cluster.name, role, serves=serves))

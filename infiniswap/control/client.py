@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
+from infiniswap.control.admission import Proved, proved_by
 from infiniswap.control.channel import HURRIED_S, Channel, Ended, Limits, close, receive, send
 from infiniswap.control.explain import (
     cannot_connect,
@@ -36,7 +37,7 @@ from infiniswap.control.explain import (
 from infiniswap.control.http import aiohttp
 from infiniswap.control.one_connection import OneConnection
 from infiniswap.control.pki import Credentials
-from infiniswap.control.roles import Role, require, uris_of
+from infiniswap.control.roles import Role
 from infiniswap.control.text import clean_name, clean_text
 from infiniswap.control.tls import client_context, peer_digest
 from infiniswap.errors import (
@@ -49,6 +50,7 @@ from infiniswap.rdma_address import RdmaEnd
 from infiniswap.units import HostPort
 
 BodyT = TypeVar("BodyT")
+NamedT = TypeVar("NamedT", m.Welcome, m.Status, m.DrainInfo)
 AnswerT = TypeVar("AnswerT", bound=m.Answer)
 
 log = logging.getLogger(__name__)
@@ -123,9 +125,9 @@ class ClientConfig:
         if own is None:
             return OneConnection(self.tls)
 
-        def check(shown: Mapping[str, Any]) -> None:
+        def check(shown: asyncio.Transport) -> Proved:
             try:
-                require(uris_of(shown), own.subject.cluster, _DONORS)
+                return proved_by(shown, own.subject.cluster, _DONORS)
             except ValueError as error:
                 raise not_a_donor(address, str(error)) from None
 
@@ -194,9 +196,12 @@ class Session:
         http: aiohttp.ClientSession,
         handler: SessionHandler,
         peer: str = "",
+        proved: Proved | None = None,
     ) -> None:
         self.peer = peer
         """The donor's address in figures; empty where it needs more than that."""
+        self.proved = proved
+        """By the donor's certificate; None: it has proved the cluster secret."""
         self.address = address
         self.welcome = welcome
         self._channel = channel
@@ -372,7 +377,12 @@ async def connect(
         WrongSecretError: the ends do not share a secret.
         SlabSizeMismatchError: the donor lends slabs of another size.
     """
-    http = config.http() if config.http is not None else _http_session(config.connection(address))
+    connection = None
+    if config.http is not None:
+        http = config.http()
+    else:
+        connection = config.connection(address)
+        http = _http_session(connection)
     ws: aiohttp.ClientWebSocketResponse | None = None
     try:
         async with errors_explained(address, config.connect_s, config.shown):
@@ -386,17 +396,25 @@ async def connect(
             if ws.protocol != m.SUBPROTOCOL:
                 raise not_a_daemon(address, "a WebSocket server of another kind answered")
             handshake = _handshake if config.credentials is None else _certified
-            welcome = await handshake(ws, address, identity, config)
+            welcome = _as_certified(await handshake(ws, address, identity, config), connection)
             if slab_bytes is not None and welcome.slab_bytes != slab_bytes:
                 await send(ws, m.Goodbye(reason=m.GOODBYE_DONE), config.send_s)
                 raise slab_mismatch(address, welcome.slab_bytes, slab_bytes)
         channel = _open_channel(ws, address, welcome, config, handler)
-        return Session(address, welcome, channel, config, http, handler, _peer_of(ws))
+        proved = None if connection is None else connection.proved
+        return Session(address, welcome, channel, config, http, handler, _peer_of(ws), proved)
     except BaseException:
         if ws is not None:
             await close(ws, HURRIED_S)
         await http.close()
         raise
+
+
+def _as_certified(said: NamedT, connection: OneConnection | None) -> NamedT:
+    """What a donor has said of itself, with the name in its certificate in place of its own word
+    for it."""
+    proved = None if connection is None else connection.proved
+    return said if proved is None else structs.replace(said, donor_name=proved.subject.host)
 
 
 def _peer_of(ws: aiohttp.ClientWebSocketResponse) -> str:
@@ -594,8 +612,8 @@ async def _fetch_proved(
     key: bytes | None,
     method: str,
     path: str,
-    kind: type[BodyT],
-) -> BodyT:
+    kind: type[NamedT],
+) -> NamedT:
     """Nonce and request go over one connection. The proof covers the certificate that was shown on
     it, so it is of use on no other. With certificates on both sides there is no more to prove."""
     connection = config.connection(address)
@@ -604,7 +622,8 @@ async def _fetch_proved(
         _http_session(connection) as http,
     ):
         if config.credentials is not None:
-            return (await _fetch(http, address, method, path, kind))[0]
+            body, _ = await _fetch(http, address, method, path, kind)
+            return _as_certified(body, connection)
         given, _ = await _fetch(http, address, "GET", m.NONCE_PATH, m.NonceInfo)
         if key is None:
             raise wrong_secret(address, _NO_KEYS)

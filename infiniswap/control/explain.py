@@ -35,7 +35,7 @@ _ANOTHER: Final = "Use a certificate of the authority that the donor trusts (its
 _RENEW: Final = "Renew it and reload; if it is new, correct the clocks of both hosts."
 _ALERTS: Final = {
     CERTIFICATE_REQUIRED: ("there is none", ""),
-    "CERTIFICATE_EXPIRED": ("it has expired", _RENEW),
+    "CERTIFICATE_EXPIRED": ("it has expired, or that of its authority has", _RENEW),
     "UNKNOWN_CA": ("another authority has signed it", _ANOTHER),
     "BAD_CERTIFICATE": ("it is not valid yet by the donor's clock, or damaged", _RENEW),
     "UNSUPPORTED_CERTIFICATE": ("it is not for use as a client", _ANOTHER),
@@ -150,7 +150,7 @@ def refused_role(address: HostPort, detail: str) -> WrongCertificateError:
     return WrongCertificateError(
         f"the donor refuses this host: {detail}",
         where=f"donor {address}",
-        mend="Use a certificate of the authority with that role and cluster.",
+        mend="Use a certificate of the donor's authority, in date, with that role and cluster.",
     )
 
 

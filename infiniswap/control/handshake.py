@@ -12,15 +12,17 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
 from infiniswap.control import auth
 from infiniswap.control import messages as m
+from infiniswap.control.admission import Admission
 from infiniswap.control.channel import LOST, WebSocket, receive, send
 from infiniswap.control.peer import host_of, peer_of
-from infiniswap.control.roles import Role, require, uris_of
+from infiniswap.control.roles import Role
 from infiniswap.control.service import ServerConfig, ServerSession
 from infiniswap.errors import ProtocolMismatchError
 
@@ -57,13 +59,21 @@ class Handshakes:
 
     Args:
         config: bounds and keys.
+        admission: of those with certificates.
         counters: gets `sessions_refused`, `secret_errors`, `certificates_refused`,
             `protocol_errors` and `handshakes_ended_REASON`.
         log_peer: logs what peers do.
     """
 
-    def __init__(self, config: ServerConfig, counters: Counter[str], log_peer: PeerLog) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        admission: Admission,
+        counters: Counter[str],
+        log_peer: PeerLog,
+    ) -> None:
         self._config = config
+        self._admission = admission
         self._counters = counters
         self._log = log_peer
         self._number = 0  # of the last session
@@ -145,15 +155,14 @@ class Handshakes:
         self, ws: WebSocket, hello: m.Hello, version: int, address: str
     ) -> ServerSession | None:
         """TLS has verified the certificate: what it says decides."""
-        shown = uris_of(ws.get_extra_info("peercert") or {})
         try:
-            subject = require(shown, self._config.tls.cluster, BORROWERS)
+            proved = self._admission.admit(ws, BORROWERS, time.time())
         except ValueError as error:
             self._counters["certificates_refused"] += 1
             await self._turn_away(ws, m.GOODBYE_CERTIFICATE, str(error), address)
             return None
         self._number += 1
-        return ServerSession(self._number, hello, address, version, "", subject.host)
+        return ServerSession(self._number, hello, address, version, "", proved)
 
     async def _challenged(
         self, ws: WebSocket, hello: m.Hello, version: int, address: str

@@ -7,13 +7,13 @@ without that alert.
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
-from infiniswap.control.roles import Role, Subject, require, said, uris_in, uris_of
+from infiniswap.control.pem import why_unusable
+from infiniswap.control.roles import said, uris_in
 from infiniswap.control.tls import HearingObject, bounded, load_pem
 
 _READS_AFTER_REFUSAL: Final = 4
@@ -47,7 +47,7 @@ class RefusedCertificateError(ssl.SSLCertVerificationError):
 def why_refused(code: int, message: str) -> str:
     """What OpenSSL found, in our words."""
     if code == EXPIRED:
-        return "has expired"
+        return "has expired, or that of its authority has"
     if code == NOT_YET_VALID:
         return "is not valid yet"
     if code in UNKNOWN_AUTHORITY:
@@ -110,13 +110,21 @@ class _Explaining(HearingObject):
         return made
 
     def _shown(self) -> bytes:
-        """The certificate of the other end, unverified; empty where Python does not say."""
-        own: Any = self
-        if hasattr(own, "get_unverified_chain"):  # Python 3.13
-            chain = own.get_unverified_chain()
-            return bytes(chain[0]) if chain else b""
-        chain = own._sslobj.get_unverified_chain()
-        return ssl.PEM_cert_to_DER_cert(chain[0].public_bytes()) if chain else b""
+        """The certificate of the other end, unverified; empty where it has shown none."""
+        return next(iter(_chain(self, "get_unverified_chain")), b"")
+
+
+def verified_chain(end: ssl.SSLObject) -> tuple[bytes, ...]:
+    """The certificates by which the other end was believed, in DER form: its own first, that of the
+    authority last. Empty: it was not asked for one."""
+    return _chain(end, "get_verified_chain")
+
+
+def _chain(end: Any, getter: str) -> tuple[bytes, ...]:
+    if hasattr(end, getter):  # Python 3.13
+        return tuple(map(bytes, getattr(end, getter)() or ()))
+    found = getattr(end._sslobj, getter)() or ()
+    return tuple(ssl.PEM_cert_to_DER_cert(each.public_bytes()) for each in found)
 
 
 def mutual_context(
@@ -148,31 +156,19 @@ def mutual_context(
     try:
         context.load_verify_locations(cadata=authority)
     except (ssl.SSLError, ValueError) as error:
-        raise ValueError(f"it has no certificate of an authority ({_reason(error)})") from None
+        raise ValueError(why_unusable(error)) from None
+    if not context.get_ca_certs():
+        raise ValueError("no certificate in it is one of an authority")
     if shown is not None:
         load_pem(context, shown)
     return context
 
 
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "reason", None) or error)
-
-
-def peer_with_role(
-    transport: asyncio.BaseTransport | None, cluster: str, roles: frozenset[Role]
-) -> Subject:
-    """Who is at the other end, if its certificate has one of these roles.
-
-    Raises:
-        ValueError: it has not; says what was shown and what is needed.
-    """
-    shown = None if transport is None else transport.get_extra_info("peercert")
-    return require(uris_of(shown or {}), cluster, roles)
-
-
-def names_at(shower: ssl.SSLContext, looker: ssl.SSLContext) -> dict[str, Any]:
-    """What the looker reads in the certificate that the shower shows it: a handshake in memory, as
-    `ssl` decodes only certificates that were verified.
+def names_at(
+    shower: ssl.SSLContext, looker: ssl.SSLContext
+) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+    """What the looker reads in the certificate that the shower shows it, and why it believes that
+    (verified_chain): a handshake in memory, as `ssl` decodes only certificates that were verified.
 
     Raises:
         RefusedCertificateError, ssl.SSLError: it does not accept the certificate.
@@ -193,4 +189,4 @@ def names_at(shower: ssl.SSLContext, looker: ssl.SSLContext) -> dict[str, Any]:
                     raise failure from None
     found = ends[1].getpeercert()
     assert found is not None
-    return found
+    return found, verified_chain(ends[1])

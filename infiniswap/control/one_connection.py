@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from infiniswap.control.admission import Proved
 from infiniswap.control.http import ResponseHandler, aiohttp
 from infiniswap.control.tls import HearingObject
 from infiniswap.errors import NoDonorError
@@ -20,19 +21,22 @@ class OneConnection(aiohttp.TCPConnector):
 
     Args:
         tls: see client_context.
-        check: looks at the certificate that was shown, before anything is sent; raises.
+        check: looks at the certificate that was shown, before anything is sent; raises, or
+            returns what it proves.
 
     Attributes:
         transport: of the connection; None: there is none yet.
+        proved: what `check` has returned.
     """
 
     def __init__(
-        self, tls: ssl.SSLContext, check: Callable[[Mapping[str, Any]], None] | None = None
+        self, tls: ssl.SSLContext, check: Callable[[asyncio.Transport], Proved] | None = None
     ) -> None:
         super().__init__(limit=1, ssl=tls)
         self._check = check
         self._tls: ssl.SSLObject | None = None
         self.transport: asyncio.Transport | None = None
+        self.proved: Proved | None = None
 
     async def _create_connection(self, *args: Any, **options: Any) -> ResponseHandler:
         """What a connector has to define, for aiohttp."""
@@ -45,7 +49,7 @@ class OneConnection(aiohttp.TCPConnector):
         assert made.transport is not None
         self._tls = made.transport.get_extra_info("ssl_object")
         if self._check is not None:
-            self._check(made.transport.get_extra_info("peercert") or {})
+            self.proved = self._check(made.transport)
         return made
 
     async def close(self, *, abort_ssl: bool = True) -> None:

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from infiniswap.control import pem
 from infiniswap.control.text import clean_text
-from infiniswap.control.tls import PEM_CERTIFICATE, ServerTls, server_tls
+from infiniswap.control.tls import ServerTls, server_tls
 from infiniswap.errors import ConfigError, from_oserror
 from infiniswap.secret import read_tls_key, write_new
 
@@ -136,9 +137,9 @@ def kept_certificate(directory: Path, shower: Shower) -> ServerTls:
     return _used(read_tls_key(path, shower.port, shower.key), path, shower)
 
 
-def _used(pem: bytes, path: Path, shower: Shower) -> ServerTls:
+def _used(content: bytes, path: Path, shower: Shower) -> ServerTls:
     try:
-        return server_tls(pem)
+        return server_tls(content)
     except ValueError as error:
         raise ConfigError(
             f"the certificate of the {shower.port} cannot be used ({error})",
@@ -147,16 +148,16 @@ def _used(pem: bytes, path: Path, shower: Shower) -> ServerTls:
         ) from None
 
 
-def _keep(path: Path, pem: bytes) -> None:
+def _keep(path: Path, content: bytes) -> None:
     """Two may start at once: the first one's file is there to stay."""
     with contextlib.suppress(FileExistsError):
-        write_new(path, pem)
-        _write_certificate(path, pem)
+        write_new(path, content)
+        _write_certificate(path, content)
 
 
-def _write_certificate(path: Path, pem: bytes) -> None:
+def _write_certificate(path: Path, content: bytes) -> None:
     """Those in the text, unless they are there: somebody may have put another key in place."""
-    text = b"\n".join(PEM_CERTIFICATE.findall(pem)) + b"\n"
+    text = b"\n".join(pem.certificates(content)) + b"\n"
     public = path.with_suffix(".crt")
     with contextlib.suppress(OSError):
         if public.read_bytes() == text:

@@ -4,17 +4,18 @@ files change. `ssl` alone is used, as a device's process is locked in memory."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from infiniswap import events
+from infiniswap.control import pem
+from infiniswap.control.dated import Dated, authority_certificate, day, host_certificate
 from infiniswap.control.mutual import (
     MutualContext,
     RefusedCertificateError,
@@ -22,18 +23,16 @@ from infiniswap.control.mutual import (
     names_at,
 )
 from infiniswap.control.roles import Role, Subject, said, subject, uris_of
-from infiniswap.control.tls import ServerTls, bounded, load_pem
+from infiniswap.control.tls import ServerTls, bounded, digest_of, load_pem
 from infiniswap.errors import ConfigError, InfiniswapError
-from infiniswap.secret import CertificateFiles, read_certificates
+from infiniswap.secret import CertificateFiles, CertificateTexts, read_certificates
 
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
 """How often a process looks whether the files have changed."""
-_DAY_S: Final = 86_400.0
-_RENEW: Final = (
-    "Get another certificate from the authority, put it in place of the old one, and reload."
-)
+_CHANGED: Final = "the files of certificates have changed"
+_COPY: Final = "Copy certificate and key to this host again, and name the two that belong together."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,56 +42,39 @@ class Credentials:
     Attributes:
         subject: who it is.
         shown: its names, for sentences.
-        since_s, until_s: when its certificate counts, in Unix time.
+        own: its certificate.
+        authorities: those that it trusts.
+        needed: its own certificate, and those of the authorities that make others believe it.
+        trusted: whatever the file of the authorities has, as `digest_of` the certificates.
         file: of the certificate.
-        digest: of what the files had.
+        texts: that the files had.
         client: context for connections to donors.
         server: for a port of this host; None: it was loaded for a command.
     """
 
     subject: Subject
     shown: str
-    since_s: float
-    until_s: float
+    own: Dated
+    authorities: tuple[Dated, ...]
+    needed: tuple[Dated, ...]
+    trusted: frozenset[bytes]
     file: Path
-    digest: bytes
+    texts: CertificateTexts = field(repr=False)
     client: MutualContext
     server: ServerTls | None
 
-    def problem(self, now_s: float) -> str:
-        """Why its certificate does not count now; empty: it does."""
-        if now_s > self.until_s:
-            return (
-                f"the certificate of this host ({self.shown}) has expired, on {day(self.until_s)}"
-            )
-        if now_s < self.since_s:
-            return (
-                f"the certificate of this host ({self.shown}) is not valid before "
-                f"{day(self.since_s)}, and the clock of this host says {day(now_s)}"
-            )
-        return ""
+    @property
+    def until_s(self) -> float:
+        """When others no longer believe it, in Unix time."""
+        return min(each.until_s for each in self.needed)
 
-    def warning(self, now_s: float) -> str:
-        """As problem; also a sentence when less than a third of its life is left."""
-        left_s = self.until_s - now_s
-        if (problem := self.problem(now_s)) or 3 * left_s >= self.until_s - self.since_s:
-            return problem
-        return (
-            f"the certificate of this host ({self.shown}) expires in {_span(left_s)}, on "
-            f"{day(self.until_s)}"
-        )
+    def problem(self, now_s: float) -> Dated | None:
+        """What keeps others from believing it now; None: nothing."""
+        return next((each for each in self.needed if each.problem(now_s)), None)
 
-
-def day(unix_s: float) -> str:
-    """A time as people write it, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_s))
-
-
-def _span(seconds: float) -> str:
-    for size, unit in ((_DAY_S, "days"), (3600.0, "hours"), (60.0, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    def warnings(self, now_s: float) -> list[Dated]:
+        """What has expired, or expires soon, or is not valid yet."""
+        return [each for each in (self.own, *self.authorities) if each.warning(now_s)]
 
 
 def load(
@@ -110,18 +92,26 @@ def load(
         ConfigError: a file cannot be used, or the certificate is of another authority or cluster,
             or without the role.
     """
-    read = read_certificates(files)
-    shown = read.chain + b"\n" + read.key
-    try:
-        authority = read.authority.decode("ascii")
-        mutual_context(server=False, authority=authority, shown=None)
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the authority's certificate cannot be used: {error}",
-            where=str(files.ca),
-            mend="Name the file ca.pem of the authority in [cluster] ca_file.",
-        ) from None
-    decoded = _decoded(files, authority, shown, is_server=role is Role.DONOR)
+    return made_of(read_certificates(files), files, cluster, role, serves=serves)
+
+
+def made_of(
+    texts: CertificateTexts,
+    files: CertificateFiles,
+    cluster: str,
+    role: Role | None,
+    *,
+    serves: bool = False,
+) -> Credentials:
+    """As `load`, of what the files have, or had.
+
+    Raises:
+        ConfigError: see `load`.
+    """
+    authority = _authority(texts.authority, files)
+    _check_complete(texts, files)
+    shown = texts.chain + b"\n" + texts.key
+    decoded, chain = _decoded(files, authority, shown, is_server=role is Role.DONOR)
     if serves:
         _decoded(files, authority, shown, is_server=True)
     names = uris_of(decoded)
@@ -140,27 +130,73 @@ def load(
             where=str(files.certificate),
             mend=f"Get a certificate with infiniswap://{cluster}/{role}/HOST from the authority.",
         )
+    client = mutual_context(server=False, authority=authority, shown=shown)
+    try:
+        own, trusted = host_certificate(said(names), decoded), _trusted(client)
+    except ValueError as error:
+        what = f"a date in the certificates of this host or the authority is none ({error})"
+        raise ConfigError(what, where=str(files.certificate), mend=_COPY) from None
+    anchors = frozenset(digest_of(pem.der(each)) for each in pem.certificates(texts.authority))
     server = None
     if role is not None:
         context = mutual_context(server=True, authority=authority, shown=None)
-        server = ServerTls(context, load_pem(context, shown), cluster)
+        server = ServerTls(context, load_pem(context, shown), cluster, anchors)
+    vouching = (trusted.get(digest_of(each)) for each in chain)
     return Credentials(
         subject=found,
         shown=said(names),
-        since_s=float(ssl.cert_time_to_seconds(decoded["notBefore"])),
-        until_s=float(ssl.cert_time_to_seconds(decoded["notAfter"])),
+        own=own,
+        authorities=tuple(trusted.values()),
+        needed=(own, *(each for each in vouching if each is not None)),
+        trusted=anchors,
         file=files.certificate,
-        digest=hashlib.sha256(read.authority + b"\0" + shown).digest(),
-        client=mutual_context(server=False, authority=authority, shown=shown),
+        texts=texts,
+        client=client,
         server=server,
     )
 
 
+def _authority(text: bytes, files: CertificateFiles) -> str:
+    """The certificates of the authorities alone."""
+    try:
+        found = b"\n".join(pem.certificates(text)).decode("ascii", errors="replace")
+        mutual_context(server=False, authority=found, shown=None)
+    except ValueError as error:
+        raise ConfigError(
+            f"the certificate of the authority cannot be used: {error}",
+            where=str(files.ca),
+            mend="Copy the file ca.pem of the authority again, and name it in [cluster] ca_file.",
+        ) from None
+    return found
+
+
+def _trusted(client: MutualContext) -> dict[bytes, Dated]:
+    """The authorities, by `digest_of` their certificates. Raises ValueError."""
+    keys = map(digest_of, client.get_ca_certs(binary_form=True))
+    return dict(zip(keys, map(authority_certificate, client.get_ca_certs()), strict=True))
+
+
+def _check_complete(texts: CertificateTexts, files: CertificateFiles) -> None:
+    """Tells the two files apart, which OpenSSL gets as one text."""
+    for look, text, path, noun in (
+        (pem.certificates, texts.chain, files.certificate, "certificate"),
+        (pem.check_key, texts.key, files.key, "key of the certificate"),
+    ):
+        try:
+            look(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"the {noun} of this host cannot be used: {error}",
+                where=str(path),
+                mend=_COPY,
+            ) from None
+
+
 def _decoded(
     files: CertificateFiles, authority: str, shown: bytes, *, is_server: bool
-) -> dict[str, Any]:
-    """Our certificate, as other ends see it in its role."""
-    where, mend = str(files.certificate), "Name the certificate and the key that belong together."
+) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+    """Our certificate, as other ends see it in its role, and why they believe it."""
+    where, mend = str(files.certificate), _COPY
     shower = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     bounded(shower)
     shower.check_hostname = False
@@ -178,20 +214,22 @@ def _decoded(
         what = f"the certificate of this host ({error.presented}) {error.why}"
         mend = f"Get one from the authority of {files.ca}, for the use as client and as server."
     except (ValueError, ssl.SSLError) as error:
-        reason = str(getattr(error, "reason", None) or error)
-        what = f"certificate and key of this host cannot be used ({reason})"
+        what = f"certificate and key of this host cannot be used: {pem.why_unusable(error)}"
     raise ConfigError(what, where=where, mend=mend)
 
 
 def check_date(credentials: Credentials) -> None:
-    """Refuses a certificate that is out of date.
+    """Refuses a certificate that is out of date, or of an authority whose certificate is.
 
     Raises:
         ConfigError: it is.
     """
-    if problem := credentials.problem(time.time()):
+    now_s = time.time()
+    if found := credentials.problem(now_s):
         raise ConfigError(
-            problem, where=str(credentials.file), mend=f"{_RENEW} If it is new, correct the clock."
+            found.problem(now_s),
+            where=str(credentials.file),
+            mend=f"{found.mend} If it is new, correct the clock.",
         )
 
 
@@ -209,6 +247,7 @@ class CertificateWatch:
     Args:
         files, cluster, role: see `load`.
         clock: Unix time in seconds.
+        former: what a predecessor showed last; in force where the files cannot be used now.
 
     Attributes:
         now: the credentials in force.
@@ -224,15 +263,30 @@ class CertificateWatch:
         cluster: str,
         role: Role,
         clock: Callable[[], float] = time.time,
+        former: CertificateTexts | None = None,
     ) -> None:
         self._files = files
         self._cluster = cluster
         self._role = role
         self._clock = clock
         self._read = self._seen = self._signature()
-        self.now = load(files, cluster, role)
         self.failure = ""
-        self._warned = ""
+        self.now = load(files, cluster, role) if former is None else self._load_or(former)
+        self._warned: frozenset[str] = frozenset()
+
+    def _load_or(self, former: CertificateTexts) -> Credentials:
+        try:
+            return self._load_good()
+        except InfiniswapError as error:
+            self.failure = f"{error}".rstrip(".")
+        return made_of(former, self._files, self._cluster, self._role)
+
+    def _load_good(self) -> Credentials:
+        """What the files have now. Raises InfiniswapError: it could not be shown."""
+        found = load(self._files, self._cluster, self._role)
+        if problem := found.problem(now_s := self._clock()):
+            raise ConfigError(problem.problem(now_s), where=str(found.file))
+        return found
 
     def look(self, *, at_once: bool = False) -> bool:
         """Reads the files again if they have changed. Blocking; never raises.
@@ -252,41 +306,48 @@ class CertificateWatch:
             self._seen = signature
             return False
         try:
-            found = load(self._files, self._cluster, self._role)
-            if problem := found.problem(self._clock()):
-                raise ConfigError(problem, where=str(found.file))
+            found = self._load_good()
         except InfiniswapError as error:
             former, self.failure = self.failure, f"{error}".rstrip(".")
             if former != self.failure:
-                log.warning("%s", self.sentences()[0], extra=events.about(events.CERTIFICATE))
+                log.warning("%s", self._failures()[0], extra=events.about(events.CERTIFICATE))
             return False
         self._read = self._seen = signature
         self.failure = ""
-        if found.digest == self.now.digest:
+        if found.texts == self.now.texts:
             self._tell()
             return False
         self.now = found
         log.info(
-            "the certificate of this host was renewed: it is good until %s", day(found.until_s)
+            "the certificate files were renewed: the certificate of this host is good until %s",
+            day(found.until_s),
         )
         self._tell()
         return True
 
     def sentences(self) -> list[str]:
         """What an administrator should know of it."""
-        failure = (
-            f"the certificate files have changed and cannot be used, so the former certificate is "
-            f"still shown: {self.failure}"
-        )
-        warning = self.now.warning(self._clock())
-        return [*([failure] if self.failure else []), *([warning] if warning else [])]
+        return [*self._failures(), *self._warnings().values()]
+
+    def _failures(self) -> list[str]:
+        said = "the certificate files have changed and cannot be used, so the former certificate is"
+        return [f"{said} still shown: {self.failure}"] if self.failure else []
+
+    def news(self, *, has_changed: bool) -> tuple[str, ...]:
+        """What a reload says of the files. `has_changed`: what `look` has returned."""
+        return (_CHANGED,) if has_changed else tuple(self._failures())
+
+    def _warnings(self) -> dict[str, str]:
+        """By what stays the same of a sentence while time passes."""
+        now_s = self._clock()
+        found = (each.warning(now_s) for each in self.now.warnings(now_s))
+        return {sentence.partition(" expires in ")[0]: sentence for sentence in found}
 
     def _tell(self) -> None:
-        warning = self.now.warning(self._clock())
-        kind = warning.partition(" expires in ")[0]
-        if warning and kind != self._warned:
-            log.warning("%s", warning, extra=events.about(events.CERTIFICATE))
-        self._warned = kind
+        warnings = self._warnings()
+        for kind in warnings.keys() - self._warned:
+            log.warning("%s", warnings[kind], extra=events.about(events.CERTIFICATE))
+        self._warned = frozenset(warnings)
 
     def _signature(self) -> _Signature:
         return tuple(map(_stamp, (self._files.ca, self._files.certificate, self._files.key)))

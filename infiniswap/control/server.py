@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import msgspec
 from infiniswap import __version__
 from infiniswap.control import auth
 from infiniswap.control import messages as m
+from infiniswap.control.admission import Admission
 from infiniswap.control.channel import (
     HURRIED_S,
     Channel,
@@ -32,7 +34,6 @@ from infiniswap.control.channel import (
 from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.handshake import Handshakes, PeerLog, known
 from infiniswap.control.http import web
-from infiniswap.control.mutual import peer_with_role
 from infiniswap.control.openapi import document
 from infiniswap.control.peer import host_of, peer_of
 from infiniswap.control.port import HttpPort, PortLimits, error_answer, json_answer
@@ -74,7 +75,8 @@ class ControlServer:
         self._nonces = auth.Nonces(secrets.token_bytes(auth.NONCE_BYTES))
         self._sessions: dict[int, ServerSession] = {}
         self._log_peer = PeerLog(self.counters)
-        self._handshakes = Handshakes(config, self.counters, self._log_peer)
+        self._admission = Admission(config.tls)
+        self._handshakes = Handshakes(config, self._admission, self.counters, self._log_peer)
         self._stopping = False
         limits = PortLimits(
             connections_max=config.connections_max,
@@ -108,8 +110,15 @@ class ControlServer:
         return tuple(self._sessions.values())
 
     def use_tls(self, tls: ServerTls) -> None:
-        """Shows another certificate of the same cluster from the next connection on."""
+        """Shows another certificate of the same cluster from the next connection on, and goes by
+        the authorities that are trusted now."""
+        self._admission.tls = tls
         self._port.use_tls(tls)
+
+    def end_given_up(self, now_s: float | None) -> None:
+        """Ends sessions whose certificates no longer count; `now_s`: see Admission."""
+        loop_s = asyncio.get_running_loop().time()
+        self._admission.end_given_up(self.sessions, now_s, loop_s)
 
     # -------------------------------------------------------------- start and stop
 
@@ -172,7 +181,7 @@ class ControlServer:
         answer_it: Callable[[], Awaitable[web.Response]],
     ) -> web.StreamResponse:
         try:
-            peer_with_role(request.transport, self._config.tls.cluster, roles)
+            self._admission.admit(request.transport, roles, time.time())
         except ValueError as error:
             self.counters["certificates_refused"] += 1
             self._bad_certificate(_peer_name(request), str(error))

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from infiniswap.control import messages as m
+from infiniswap.control.admission import Proved
 from infiniswap.control.channel import Channel, Ended, Limits
 from infiniswap.control.figures import Figures
 from infiniswap.control.handshake_rate import OF_STRANGERS, PER_HOST
@@ -73,17 +74,21 @@ class ServerSession:
         address: str,
         version: int,
         proof: str,
-        certified_host: str = "",
+        proved: Proved | None = None,
     ) -> None:
         self.number = number
         self.proof = proof
         """The donor's, for the welcome."""
         self.device_id = hello.device_id
         self.device_name = hello.device_name
-        self.host_name = hello.host_name
         self.address = address
-        self.certified_host = certified_host
-        """As its certificate says; empty: it has proved the cluster secret."""
+        self.proved = proved
+        """By certificate; None: it has proved the cluster secret."""
+        self.expired_s: float | None = None
+        """Since when the donor sees that its certificate has expired; None: it has not."""
+        self.certified_host = certified_host = "" if proved is None else proved.subject.host
+        """As its certificate says; empty: it has shown none."""
+        self.host_name = certified_host or hello.host_name
         self.consumer = certified_host or consumer_of(address)
         self.version = version
         self._refused_maps: deque[int] = deque(maxlen=16)  # ids, the latest

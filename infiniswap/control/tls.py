@@ -11,12 +11,12 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
-import re
 import ssl
 from asyncio import constants, sslproto
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from infiniswap.control import pem
 from infiniswap.errors import ProtocolMismatchError
 
 if TYPE_CHECKING:
@@ -38,10 +38,6 @@ FULL: Final = bytes((21, 3, 3, 0, 2, 2, 49))
 FULL_REASON: Final = "ALERT_ACCESS_DENIED"
 """Part of OpenSSL's reason for an error by that alert."""
 
-PEM_CERTIFICATE: Final = re.compile(
-    b"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
@@ -52,19 +48,21 @@ class ServerTls:
         certificate: in DER form.
         cluster: whose certificates clients have to show; empty: they show none, and prove the
             cluster secret.
+        authorities: those that are trusted, as `digest_of` their certificates.
     """
 
     context: ssl.SSLContext
     certificate: bytes
     cluster: str = ""
+    authorities: frozenset[bytes] = frozenset()
 
     @property
     def digest(self) -> bytes:
         """Of the certificate; proofs cover it."""
-        return _digest(self.certificate)
+        return digest_of(self.certificate)
 
 
-def server_tls(pem: bytes) -> ServerTls:
+def server_tls(text: bytes) -> ServerTls:
     """For a key and its certificate, in one PEM text; others after it, of who signed it, are shown
     to clients as well. Blocking.
 
@@ -74,10 +72,10 @@ def server_tls(pem: bytes) -> ServerTls:
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     # No connection is resumed: each session brings its own proof.
     context.num_tickets = 0
-    return ServerTls(context, load_pem(context, pem))
+    return ServerTls(context, load_pem(context, text))
 
 
-def load_pem(context: ssl.SSLContext, pem: bytes) -> bytes:
+def load_pem(context: ssl.SSLContext, text: bytes) -> bytes:
     """Has a context show the certificates of a text, which has the key of the first as well.
 
     Returns:
@@ -86,21 +84,20 @@ def load_pem(context: ssl.SSLContext, pem: bytes) -> bytes:
     Raises:
         ValueError: they cannot be used.
     """
+    # The first one is our own: SSL_CTX_use_certificate_chain_file(3).
+    own = pem.der(pem.certificates(text)[0])
+    pem.check_key(text)
     # OpenSSL reads files only, and the key shall be in none that others may see.
     descriptor = os.memfd_create("infiniswap-key")
     try:
-        os.write(descriptor, pem)
+        os.write(descriptor, text)
         # OpenSSL would ask the terminal for a password.
         context.load_cert_chain(f"/proc/self/fd/{descriptor}", password=_no_password)
-        # The first one is our own: SSL_CTX_use_certificate_chain_file(3).
-        found = PEM_CERTIFICATE.search(pem)
-        if found is None:
-            raise ValueError("there is no certificate in it")
-        return ssl.PEM_cert_to_DER_cert(found[0].decode("ascii"))
     except OSError as error:  # as ssl.SSLError is
-        raise ValueError(error.strerror or str(error)) from None
+        raise ValueError(pem.why_unusable(error)) from None
     finally:
         os.close(descriptor)
+    return own
 
 
 def _no_password() -> str:
@@ -163,8 +160,9 @@ def peer_digest(connection: WebSocket | asyncio.BaseTransport | None) -> bytes:
     certificate = None if found is None else found.getpeercert(binary_form=True)
     if not certificate:
         raise ProtocolMismatchError("the connection ended before the donor's certificate was read")
-    return _digest(certificate)
+    return digest_of(certificate)
 
 
-def _digest(certificate: bytes) -> bytes:
+def digest_of(certificate: bytes) -> bytes:
+    """SHA-256 of a certificate in DER form."""
     return hashlib.sha256(certificate).digest()

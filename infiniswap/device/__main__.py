@@ -147,9 +147,9 @@ def _prepare(holder: Holder) -> DeviceService:
     try:
         if SPEC not in descriptors or STATE not in descriptors:
             raise SystemCallError("the device has left nothing to take over")
-        spec, note = read_kept(read_all(descriptors[SPEC]))
-        service = DeviceService(spec, holder=holder)
-        service.prepare(descriptors[STATE], descriptors.get(KEY, -1), note)
+        left = read_kept(read_all(descriptors[SPEC]))
+        service = DeviceService(left.spec, holder=holder)
+        service.prepare(descriptors[STATE], descriptors.get(KEY, -1), left)
         return service
     finally:
         for fd in descriptors.values():

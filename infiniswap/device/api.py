@@ -169,10 +169,11 @@ class ReloadRequest(Struct, frozen=True, kw_only=True):
 
 class ReloadAnswer(Struct, frozen=True, kw_only=True):
     """Keys (`section.key`) that have new values now, and keys whose new values wait for a stop and
-    a start of the device."""
+    a start of the device. `changes`: all that has changed, in words; empty in earlier releases."""
 
     applied: list[str]
     waiting: list[str]
+    changes: str = ""
 
 
 class DeviceAnswer(Struct, frozen=True, kw_only=True):

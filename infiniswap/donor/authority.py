@@ -27,7 +27,6 @@ CERTIFICATE_FILE: Final = "certificate.pem"
 KEY_FILE: Final = "key.pem"
 
 AUTHORITY_DAYS: Final = 3650
-HOST_DAYS: Final = 30
 
 _EARLIER: Final = datetime.timedelta(days=1)
 """The clocks of two hosts differ."""
@@ -73,7 +72,7 @@ def new_certificate(
     cluster: str,
     host: str,
     roles: Iterable[Role],
-    when: Period | None = None,
+    when: Period,
 ) -> Pair:
     """A key, and a certificate for a host in these roles.
 
@@ -81,7 +80,7 @@ def new_certificate(
         authority: signs it.
         cluster, host: their names.
         roles: at least one.
-        when: it counts; None: for 30 days.
+        when: it counts.
 
     Raises:
         ValueError: authority or names cannot be used; says why.
@@ -103,8 +102,14 @@ def new_certificate(
         raise ValueError("its key is not one for elliptic curves")
     if signer_key.public_key() != signer.public_key():
         raise ValueError("certificate and key do not belong together")
+    end = signer.not_valid_after_utc
+    if when.until.replace(microsecond=0) > end:
+        raise ValueError(
+            f"the authority itself is good until {end:%F} only: give fewer --days, or make another "
+            "authority"
+        )
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(_name(host), signer.subject, key, when or period(HOST_DAYS))
+    builder = _builder(_name(host), signer.subject, key, when)
     uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     builder = (
         builder.add_extension(x509.SubjectAlternativeName(names), critical=False)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from infiniswap.config import Config
 from infiniswap.control.pki import LOOK_S, CertificateWatch, check_date
@@ -35,17 +36,26 @@ class DonorCredentials:
         assert found is not None, "it was loaded for a donor"
         return found
 
-    async def look(self, server: ControlServer, *, at_once: bool = False) -> None:
-        """Takes files over that have changed. Open sessions go on.
+    async def look(self, server: ControlServer, *, at_once: bool = False) -> tuple[str, ...]:
+        """Takes files over that have changed, and ends sessions whose certificates no longer count.
 
         Args:
             server: shows them.
             at_once: the files are complete, as somebody has asked for it.
+
+        Returns:
+            What is new of the files, as sentences.
         """
         async with self._reading:
-            if await asyncio.to_thread(self._watch.look, at_once=at_once):
+            has_changed = await asyncio.to_thread(self._watch.look, at_once=at_once)
+            if has_changed:
                 server.use_tls(self.tls)
+            now_s = time.time()
+            # Consumers would not take our own certificate either: nobody could come back. Perhaps
+            # the clock is wrong.
+            server.end_given_up(None if self._watch.now.problem(now_s) else now_s)
             self.degraded[:] = self._watch.sentences()
+        return self._watch.news(has_changed=has_changed)
 
     async def run(self, server: ControlServer) -> None:
         """Looks until cancelled."""

@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class Quota:
-    """Shares of the pool. A consumer is a host, however many devices and names it has.
+    """Shares of the pool. A consumer is a host, however many devices and names it has: that of its
+    certificate or, without certificates, its address.
 
     Args:
         table: leases.

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from infiniswap.config import Config
-from infiniswap.config_changes import Outcome, merged
+from infiniswap.config_changes import SECRETS_CHANGED, Outcome, merged
 from infiniswap.control.key_ring import KeyRing
 from infiniswap.donor.cluster_keys import donor_keys, second_keys
 from infiniswap.donor.harvest import Harvester
@@ -44,8 +44,8 @@ class Reloader:
         keep_awake: KeepAwake,
         keys: KeyRing,
     ) -> None:
-        self.on_reload: Callable[[], Awaitable[None]] | None = None
-        """Reads the certificate again as well."""
+        self.look_at_certificates: Callable[[], Awaitable[tuple[str, ...]]] | None = None
+        """Reads them again; returns what is new. None: there is a secret."""
         self._config = config
         self._harvester = harvester
         self._service = service
@@ -61,22 +61,24 @@ class Reloader:
             load: reads it; blocking.
         """
         loop = asyncio.get_running_loop()
-        if self.on_reload is not None:
-            await self.on_reload()
         try:
             before = self._config
             wanted, first, second = await loop.run_in_executor(None, lambda: _load(load, before))
             await self._harvester.refresh(0.0)
             pool_limits(wanted, self._harvester.figures)
             outcome = self._take_over(wanted)
-            # Whatever else waits: the files may have other contents under the same names.
-            if self._keys.change(first, second):
-                log.info("the secrets of the cluster have changed; open sessions go on")
+            outcome = replace(outcome, contents=await self._contents(first, second))
         except InfiniswapError as error:
             outcome = Outcome(error=error)
         outcome.log("daemon")
         self._service.degraded["reload"] = outcome.sentences("daemon")
         return outcome
+
+    async def _contents(self, first: Keys | None, second: Keys | None) -> tuple[str, ...]:
+        """Takes over what the files have under the same names, whatever else waits."""
+        if self.look_at_certificates is not None:
+            return await self.look_at_certificates()
+        return (SECRETS_CHANGED,) if self._keys.change(first, second) else ()
 
     def _take_over(self, wanted: Config) -> Outcome:
         before = self._config

@@ -228,7 +228,7 @@ async def _start(
     reloader = Reloader(config, harvester, service, keep_awake, control.keys)
     if credentials is not None:
         service.degraded["credentials"] = credentials.degraded
-        reloader.on_reload = lambda: credentials.look(server, at_once=True)
+        reloader.look_at_certificates = lambda: credentials.look(server, at_once=True)
     ports = Ports(service.control_port, service.data_port)
     donor = Donor(ports, service, server, harvester, reloader)
     stack.callback(_watch_pressure(harvester))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from support.donors.certificates import (
@@ -23,8 +24,8 @@ from support.donors.certificates import (
     NOW,
     Authority,
     client_with,
-    settings,
 )
+from support.donors.certified_world import donor, reload
 from support.donors.donor_world import (
     IDENTITY,
     SECRET,
@@ -36,6 +37,7 @@ from support.donors.donor_world import (
     world,
 )
 
+from infiniswap.cli.donor import _wait_empty
 from infiniswap.control import messages as m
 from infiniswap.control import pki
 from infiniswap.control.client import (
@@ -66,14 +68,6 @@ from infiniswap.units import HostPort
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "authority")
-
-
-@contextlib.asynccontextmanager
-async def donor(authority: Authority, **changes: Any) -> AsyncIterator[World]:
-    """A donor with a certificate; `files` or others in place of its own."""
-    files = changes.pop("files", None) or authority.files("donor1", [Role.DONOR])
-    async with world(**{**settings(files), **changes}) as w, asyncio.timeout(WAIT_S):
-        yield w
 
 
 async def a_session(address: HostPort, config: ClientConfig) -> object:
@@ -422,12 +416,6 @@ async def test_quotas_count_hosts_and_not_addresses(authority: Authority) -> Non
 # ----------------------------------------------------------------------------- reload
 
 
-async def reload(w: World) -> None:
-    config = w.donor.service.config
-    outcome = await w.donor.reloader.reload(lambda: config)
-    assert outcome.error is None
-
-
 async def shown_by(w: World, config: ClientConfig) -> bytes:
     """The certificate that the donor shows a new connection."""
     connection = config.connection(w.address)
@@ -560,3 +548,65 @@ async def test_a_refused_peer_that_goes_on_talking_keeps_nothing(authority: Auth
 async def test_a_donor_that_says_too_little_is_an_error(authority: Authority) -> None:
     with pytest.raises(NoDonorError):
         await a_status(HostPort("127.0.0.1", 9), client_with(authority.files("host1", Role)))
+
+
+# ------------------------------------------------------------------------------ names
+
+
+async def test_a_donor_has_the_name_in_its_certificate_and_not_the_one_that_it_says(
+    authority: Authority,
+) -> None:
+    config = client_with(authority.files("host1", Role))
+    async with donor(authority, daemon__name="storage9") as w:
+        assert (await fetch_status(w.address, config)).donor_name == "donor1"
+        assert (await set_draining(w.address, config, False)).donor_name == "donor1"
+        async with await connect(w.address, IDENTITY, config, Handler()) as session:
+            assert session.welcome.donor_name == "donor1"
+
+
+async def test_a_consumer_has_the_name_in_its_certificate_and_not_the_one_that_it_says(
+    authority: Authority,
+) -> None:
+    config = client_with(authority.files("host1", Role))
+    identity = dataclasses.replace(IDENTITY, host_name="storage9")
+    async with (
+        donor(authority) as w,
+        await connect(w.address, identity, config, Handler()) as session,
+    ):
+        await session.lease(1)
+        (lease,) = (await fetch_status(w.address, config)).leases
+        assert lease.host_name == "host1"
+        assert "of host1 (" in str(w.donor.server.sessions[0])
+
+
+async def test_a_drain_does_not_wait_for_another_donor_that_answers_there(
+    authority: Authority,
+) -> None:
+    """It would say that a donor is empty which is not."""
+    config = client_with(authority.files("host1", Role))
+    async with donor(authority) as w:
+        info = await set_draining(w.address, config, True)
+        await _wait_empty(w.address, config, info)
+        with pytest.raises(NoDonorError, match="another donor answers there now") as caught:
+            await _wait_empty(w.address, config, msgspec.structs.replace(info, donor_name="donor2"))
+        assert "donor1" in str(caught.value)
+        assert "donor2" in caught.value.mend
+
+
+async def test_a_reload_does_not_say_that_nothing_has_changed_when_a_certificate_has(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    files = authority.files("donor1", [Role.DONOR])
+    async with donor(authority, files=files) as w:
+        await reload(w)
+        assert "reloaded: nothing has changed" in caplog.messages
+        caplog.clear()
+        authority.renew(files, "donor1", [Role.DONOR])
+        await reload(w)
+        files.key.unlink()
+        await reload(w)
+    said = [line for line in caplog.messages if line.startswith("reloaded")]
+    assert said[0] == "reloaded: the files of certificates have changed"
+    assert "cannot be used, so the former certificate is still shown" in said[1]
+    assert len(said) == 2

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,93 @@ def test_a_device_goes_on_while_its_certificate_is_out_of_date(
     data.read_back()
     data.fill(SIZE)
     assert data.read_back()["pages_in_remote"] > 0
+
+
+# --------------------------------------------------------------- files that are broken
+
+
+BROKEN: dict[str, Callable[[CertificateFiles], object]] = {
+    "half a certificate": lambda f: f.certificate.write_bytes(f.certificate.read_bytes()[:300]),
+    "no key": lambda f: f.key.unlink(),
+    "an empty authority": lambda f: f.ca.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_standby_that_finds_certificates_broken_shows_what_its_predecessor_did(
+    certified: Cluster,
+    tmp_path: Path,
+    authority: Authority,
+    consumer: CertificateFiles,
+    name: str,
+) -> None:
+    certified.env["INFINISWAP_DEVICE_STANDBY"] = "on"
+    device = certified.start("--frontend", "nbd-socket", size=str(SIZE))
+    data = Copied(device, tmp_path)
+    data.fill(SIZE)
+    BROKEN[name](consumer)
+    device.wait_take_over_by_another_standby()
+    data.read_back()
+    data.fill(SIZE)
+    assert data.read_back()["pages_in_remote"] > 0
+    (sentence,) = troubles(device)
+    assert "the former certificate is still shown" in sentence
+    assert sentence in certified.ok("device", "reload", device.name)
+    authority.files("h2", [Role.CONSUMER])
+    until(lambda: not troubles(device), "the renewed certificate in use")
+
+
+def test_a_device_leaves_a_donor_whose_authority_was_removed(
+    cluster: Cluster, tmp_path: Path, authority: Authority
+) -> None:
+    """Its pages there are read on, until the donor takes them back."""
+    other = Authority(tmp_path / "other")
+    both = authority.pair.certificate + other.pair.certificate
+    donor, consumer = authority.files("h1", BOTH), other.files("h2", [Role.CONSUMER])
+    for files in (donor, consumer):
+        files.ca.write_bytes(both)
+    cluster.env |= environment(donor)
+    cluster.donor()
+    cluster.env |= environment(consumer)
+    device = cluster.start("--frontend", "nbd-socket", size=str(SIZE))
+    data = Copied(device, tmp_path)
+    data.fill(SIZE)
+    consumer.ca.write_bytes(other.pair.certificate)
+    cluster.ok("device", "reload", device.name)
+    until(
+        lambda: "was not signed by the authority" in device.status["donors"][0]["detail"],
+        "the donor to be refused",
+    )
+    assert data.read_back()["pages_in_remote"] > 0
+    consumer.ca.write_bytes(both)
+    cluster.ok("device", "reload", device.name)
+    until(lambda: not device.status["donors"][0]["detail"], "the donor to be back")
+    data.read_back()
+
+
+def test_a_device_without_a_backup_keeps_its_pages_when_an_authority_is_replaced(
+    cluster: Cluster, tmp_path: Path, authority: Authority
+) -> None:
+    """Its session began with a certificate of the authority that the donor then removes."""
+    old = Authority(tmp_path / "old")
+    both = authority.pair.certificate + old.pair.certificate
+    of_donor, consumer = authority.files("h1", BOTH), old.files("h2", [Role.CONSUMER])
+    for files in (of_donor, consumer):
+        files.ca.write_bytes(both)
+    cluster.env |= environment(of_donor)
+    donor = cluster.donor()
+    cluster.env |= environment(consumer)
+    device = cluster.start(
+        *("--frontend", "nbd-socket", "--backup", "none", "--allow-data-loss"), size=str(SIZE)
+    )
+    data = Copied(device, tmp_path)
+    data.fill(SIZE)
+    authority.renew(consumer, "h2", [Role.CONSUMER])
+    cluster.ok("device", "reload", device.name)
+    assert device.status["donors"][0]["reclaimed"] == 0
+    of_donor.ca.write_bytes(authority.pair.certificate)
+    donor.send(signal.SIGHUP)
+    until(lambda: device.status["donors"][0]["reclaimed"] == 1, "the device to be back")
+    assert "no longer trusts the authority" in donor.log
+    data.read_back()
+    assert device.status["stats"]["requests_failed"] == 0

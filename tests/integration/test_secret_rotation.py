@@ -186,5 +186,28 @@ def test_a_standby_takes_over_with_the_new_secret(cluster: Cluster) -> None:
         client.sendall(nbd.request(nbd.DISC))
     pid = device.status["pid"]
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: device.status["pid"] != pid, "the take-over")
+    device.wait_take_over(1)
     wait_until(lambda: int(device.status["donors"][0]["reclaimed"]) > 0, "the lease to be back")
+
+
+@pytest.mark.requires_native
+@pytest.mark.requires_root
+def test_a_standby_that_finds_the_secret_broken_uses_what_its_predecessor_did(
+    cluster: Cluster,
+) -> None:
+    both = Both(cluster)
+    cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
+    cluster.donor()
+    device = cluster.start("--frontend", "nbd-socket", size=str(SLAB))
+    data = os.urandom(4096)
+    with connected(device.socket) as client:
+        bring_to_donor(device, client, data)
+        client.sendall(nbd.request(nbd.DISC))
+    good = both.secrets["old"].read_text()
+    both.secrets["old"].write_text(good[:10])
+    device.wait_take_over_by_another_standby()
+    wait_until(lambda: int(device.status["donors"][0]["reclaimed"]) > 0, "the lease to be back")
+    assert any("secret cannot be used" in text for text in device.status["degraded"])
+    both.secrets["old"].write_text(good)
+    cluster.ok("device", "reload", device.name)
+    assert not any("secret" in text for text in device.status["degraded"])

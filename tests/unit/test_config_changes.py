@@ -128,3 +128,17 @@ def test_a_refill_whose_rate_becomes_zero_ends() -> None:
     refill.set_rate(5.0)
     refill.begin(1)
     assert refill.slabs == (1,)
+
+
+def test_one_line_says_all_that_has_changed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    for outcome, text in (
+        (Outcome(), "nothing has changed"),
+        (Outcome(("a.b", "c.d")), "a.b, c.d"),
+        (Outcome(contents=("it is new",)), "it is new"),
+        (Outcome(("a.b",), contents=("it is new",)), "a.b; it is new"),
+        (Outcome(waiting=("c.d",), contents=("it is new",)), "it is new"),
+    ):
+        caplog.clear()
+        outcome.log("device")
+        assert [line for line in caplog.messages if "reloaded" in line] == [f"reloaded: {text}"]

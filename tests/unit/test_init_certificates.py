@@ -12,6 +12,7 @@ from infiniswap import config as configuration
 from infiniswap.cli.main import main
 from infiniswap.control.pki import load
 from infiniswap.control.roles import Role
+from infiniswap.donor.authority import new_authority, period
 from infiniswap.errors import ConfigError
 from infiniswap.secret import CertificateFiles
 
@@ -115,3 +116,16 @@ def test_what_cannot_sign_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "ca" / "ca-key.pem").write_bytes(b"none\n")
     assert "no certificate was made" in host(capsys, tmp_path, "donor")
     assert not (tmp_path / "h1").exists()
+
+
+def test_no_certificate_outlives_its_authority(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would stop counting before its own end, and nobody would have said so."""
+    ca = tmp_path / "ca"
+    made = new_authority("default", period(20))
+    ca.mkdir()
+    (ca / "ca.pem").write_bytes(made.certificate)
+    (ca / "ca-key.pem").write_bytes(made.key)
+    assert "the authority itself is good until" in host(capsys, tmp_path, "donor")
+    assert host(capsys, tmp_path, "donor", days=19).startswith("0 ")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from infiniswap.config import Config, DeviceConfig
-from infiniswap.control.access import check_certificates
+from infiniswap.control.access import check_credentials
 from infiniswap.control.own_certificate import DEVICE, kept_certificate, key_path
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.secret import (
@@ -36,11 +36,6 @@ def existing(path: Path) -> Path:
     return path
 
 
-def _keys(config: Config) -> None:
-    config.keys()
-    config.second_keys()
-
-
 def _host_key(config: Config) -> None:
     path = host_key_path(config.device.backup_dir)
     if os.path.lexists(path):  # the first device that needs it makes it
@@ -62,8 +57,7 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
         has_devices: whether devices are declared on this host.
     """
     yield from _guard(lambda: check_listen_secret(config.daemon.listen, config.cluster.trust_file))
-    yield from _guard(lambda: _keys(config))
-    yield from _guard(lambda: check_certificates(config))
+    yield from _guard(lambda: check_credentials(config))
     yield from _guard(lambda: _host_key(config))
     # The device's process has not all of root's rights.
     device = capabilities_by_hand()

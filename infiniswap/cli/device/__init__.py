@@ -222,7 +222,8 @@ def _stop(args: argparse.Namespace) -> int:
 def _reload(args: argparse.Namespace) -> int:
     paths = _running(args)
     answer = client.reload(paths)
-    print(f"device {args.name}: reloaded: {', '.join(answer.applied) or 'nothing has changed'}")
+    changes = answer.changes or ", ".join(answer.applied) or "nothing has changed"
+    print(f"device {args.name}: reloaded: {changes}")
     if answer.waiting:
         print(
             f"infiniswap: these keys take effect after a stop and a start: "

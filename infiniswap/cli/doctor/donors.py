@@ -15,11 +15,6 @@ from infiniswap.discovery.find import find
 from infiniswap.secret import CertificateFiles, check_listen_secret
 from infiniswap.units import format_size, format_size_short
 
-RENEW = (
-    "get another certificate from the authority, put the files in place, then reload daemon and "
-    "devices"
-)
-
 
 def secret(config: Config) -> Iterator[Finding]:
     """Whether a daemon could serve other hosts. Raises what is wrong with it."""
@@ -38,13 +33,16 @@ def secret(config: Config) -> Iterator[Finding]:
 
 
 def _certificate(files: CertificateFiles, cluster: str) -> Iterator[Finding]:
-    from infiniswap.control.pki import check_date, day, load
+    from infiniswap.control.dated import day
+    from infiniswap.control.pki import check_date, load
 
     found = load(files, cluster)
     check_date(found)
-    if warning := found.warning(time.time()):
-        yield degraded("secret", warning, RENEW)
-    else:
+    now_s = time.time()
+    warnings = found.warnings(now_s)
+    for each in warnings:
+        yield degraded("secret", each.warning(now_s), each.mend)
+    if not warnings:
         until = day(found.until_s)
         yield good("secret", f"none: {files.certificate} ({found.shown}), good until {until}")
 

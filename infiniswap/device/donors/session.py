@@ -56,6 +56,12 @@ class DonorSession:
         self.name = session.welcome.donor_name
         return session
 
+    def end_unless_trusted(self, authorities: frozenset[bytes]) -> None:
+        """Ends a session with a donor whose authority is not trusted any more."""
+        session = self.current
+        if session and session.proved and session.proved.authority not in authorities:
+            session.end()
+
     async def close(self, lease: HeldLease | None = None) -> None:
         """Gives the lease back, if the donor can be told, and ends the session. Idempotent."""
         session, self.current = self.current, None

@@ -106,7 +106,8 @@ async def _reload(service: DeviceService, _body: ReloadRequest) -> object:
     outcome = await service.reload()
     if outcome.error is not None:
         raise outcome.error
-    return ReloadAnswer(applied=list(outcome.applied), waiting=list(outcome.waiting))
+    applied, waiting = list(outcome.applied), list(outcome.waiting)
+    return ReloadAnswer(applied=applied, waiting=waiting, changes=outcome.changes)
 
 
 _RELOADS: Final = "Takes over what can change while it runs"

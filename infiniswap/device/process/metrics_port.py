@@ -8,13 +8,14 @@ A failure of the port later does not harm the device.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
+from infiniswap.control.admission import Admission
 from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.handshake import PeerLog
 from infiniswap.control.http import web
-from infiniswap.control.mutual import peer_with_role
 from infiniswap.control.port import HttpPort, PortLimits, error_answer
 from infiniswap.control.scrape import READERS, UNAUTHORIZED, answer, may_scrape
 from infiniswap.control.tls import ServerTls
@@ -77,7 +78,7 @@ def _refusal(access: Access, request: web.Request) -> web.Response | None:
     if not access.tls.cluster:
         return error_answer(401, UNAUTHORIZED)
     try:
-        peer_with_role(request.transport, access.tls.cluster, READERS)
+        Admission(access.tls).admit(request.transport, READERS, time.time())
     except ValueError as error:
         return error_answer(403, str(error))
     return None

@@ -121,15 +121,15 @@ class Parts:
         """Starts the threads for `blocking` now. Blocking."""
         warm_up(self._executor, _EXECUTOR_THREADS)
 
-    def make_client(self, *, is_start: bool) -> ClientConfig:
-        """Makes what connections to donors need; reads secret or certificate. Blocking.
+    def make_client(self, *, is_start: bool, kept: bytes = b"") -> ClientConfig:
+        """Makes what connections to donors need; reads secret or certificate. Blocking. See Shown.
 
         Raises:
             ConfigError: it cannot be used; at a start also a certificate that is out of date.
         """
         config = self.spec.config
         connect_s = max(config.cluster.ask_s, 0.5)
-        self._shown = Shown(config, connect_s, is_start=is_start)
+        self._shown = Shown(config, connect_s, is_start=is_start, kept=kept)
         return self._shown.client
 
     @property
@@ -258,15 +258,18 @@ class Parts:
             self._loop("certificate", tend_certificate(self.shown, self.blocking, renewed))
 
     def use_client(self) -> None:
-        """Sessions that are opened from now on show what `shown` has now."""
+        """Sessions that are opened from now on show what `shown` has now. Those with donors whose
+        authority was removed end: their pages are used on, and they get no further ones."""
         assert self._link_config is not None
         self._link_config = dataclasses.replace(self._link_config, client=self.shown.client)
         for link in self.mapper.known_donors.links:
             link.connections.config = self._link_config
+            if (credentials := self.shown.client.credentials) is not None:
+                link.session.end_unless_trusted(credentials.trusted)
 
     def retune(self, spec: DeviceSpec, *, has_other_keys: bool = False) -> None:
         """Puts the values of a spec in force, and keeps it where others read it. `has_other_keys`:
-        `shown` has changed; open sessions go on."""
+        `shown` has changed."""
         assert self._link_config is not None
         assert self.attachment is not None
         device, policy, mapper = spec.config.device, spec.config.policy, self.mapper
@@ -280,7 +283,12 @@ class Parts:
             self.keep_awake.set_mode(device.keep_awake)
         self.finder.tell(spec, mapper.known_donors, self.make_link, has_other_keys=has_other_keys)
         rundir.write_record(self.paths.record, spec)
-        self.succession.keep_spec(spec, self.attachment)
+        self.keep_spec()
+
+    def keep_spec(self) -> None:
+        """Keeps spec and credentials as they are now, for a successor."""
+        assert self.attachment is not None
+        self.succession.keep_spec(self.spec, self.attachment, self.shown.kept())
 
     # ---------------------------------------------------------------------------- end
 

@@ -8,6 +8,7 @@ stop that is refused (swapped-out data does not fit into memory) changes nothing
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from infiniswap.device.process.start import Start
 from infiniswap.device.spec import contents
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec
+from infiniswap.device.succession.hand_over import Left
 from infiniswap.device.succession.holder import Holder, TakeOver
 from infiniswap.errors import BackupError, ConflictError, InfiniswapError
 
@@ -116,9 +118,9 @@ class DeviceService:
         self._start.interrupt()
         return True
 
-    def prepare(self, state_fd: int, key_fd: int, note: bytes) -> None:
+    def prepare(self, state_fd: int, key_fd: int, left: Left) -> None:
         """See take_over.prepare; also reads what the metrics port needs."""
-        take_over.prepare(self._parts, state_fd, key_fd, note)
+        take_over.prepare(self._parts, state_fd, key_fd, left)
         self._read_metrics()
 
     async def take_over(self, turn: TakeOver) -> None:
@@ -136,6 +138,7 @@ class DeviceService:
             return False
         self.holder.serving()
         if self._parts.succession.is_successor:
+            self._parts.keep_spec()  # the predecessor may have shown something else
             self._run_gone()  # the last run may have ended while no process watched
         return True
 
@@ -169,11 +172,11 @@ class DeviceService:
             has_other_keys = await self._parts.blocking(lambda: self._parts.shown.read(spec.config))
             has_other_metrics = await self._parts.blocking(self._read_metrics)
             self._metrics.show()
+            news = self._parts.shown.news(has_changed=has_other_keys)
+            self._outcome = dataclasses.replace(self._outcome, contents=news)
         if self._outcome.applied or has_other_keys:
             self._parts.retune(spec, has_other_keys=has_other_keys)
         self._outcome.log("device")
-        if has_other_keys:
-            log.info("%s; open sessions go on", self._parts.shown.changed)
         if has_other_metrics:
             log.info("the metrics port has another certificate or token")
         if has_other_keys or has_other_metrics:
@@ -184,6 +187,7 @@ class DeviceService:
         self._parts.use_client()
         await self._parts.blocking(self._read_metrics)
         self._metrics.show()
+        self._parts.keep_spec()
         await self._renew_standby()
 
     def _read_metrics(self) -> bool:

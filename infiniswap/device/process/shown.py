@@ -9,13 +9,27 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from infiniswap.config import Config
+from infiniswap.config_changes import SECRETS_CHANGED
 from infiniswap.control.client import ClientConfig
 from infiniswap.control.pki import LOOK_S, CertificateWatch, check_date
 from infiniswap.control.roles import Role
+from infiniswap.errors import ConfigError
+from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.keys import Keys
+from infiniswap.secret import CertificateTexts
 
 log = logging.getLogger(__name__)
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What a process shows and accepts, for its successor."""
+
+    first: Keys | None
+    second: Keys | None
+    texts: CertificateTexts | None
 
 
 class Shown:
@@ -25,6 +39,8 @@ class Shown:
         config: names the files.
         connect_s: see ClientConfig.
         is_start: refuse a certificate that is out of date. A successor goes on with its backup.
+        kept: by the predecessor (`kept`). A successor that finds files broken goes on with that,
+            as somebody may replace them just now.
 
     Attributes:
         client: for connections to donors from now on.
@@ -33,19 +49,45 @@ class Shown:
         ConfigError: secret or certificate cannot be used.
     """
 
-    def __init__(self, config: Config, connect_s: float, *, is_start: bool) -> None:
+    def __init__(
+        self, config: Config, connect_s: float, *, is_start: bool, kept: bytes = b""
+    ) -> None:
         self._lock = threading.Lock()
         self._watch: CertificateWatch | None = None
         self._second: Keys | None = None
+        self._failure = ""
+        former = _read_kept(kept)
         files = config.certificates()
         if files is None:
-            self.client = ClientConfig(keys=config.keys(), connect_s=connect_s)
-            self._second = config.second_keys()
+            first, self._second = self._keys(config, former)
+            self.client = ClientConfig(keys=first, connect_s=connect_s)
             return
-        self._watch = CertificateWatch(files, config.cluster.name, Role.CONSUMER)
+        self._watch = CertificateWatch(
+            files,
+            config.cluster.name,
+            Role.CONSUMER,
+            former=None if former is None else former.texts,
+        )
         if is_start:
             check_date(self._watch.now)
         self.client = ClientConfig(credentials=self._watch.now, connect_s=connect_s)
+
+    def _keys(self, config: Config, former: _Kept | None) -> tuple[Keys | None, Keys | None]:
+        try:
+            return config.keys(), config.second_keys()
+        except ConfigError as error:
+            if former is None:
+                raise
+            self._failure = (
+                "the files of the cluster secret cannot be used, so the device uses what it had "
+                f"before: {error}"
+            )
+            return former.first, former.second
+
+    def kept(self) -> bytes:
+        """What a successor goes on with where it finds the files broken. It has keys."""
+        texts = None if self._watch is None else self._watch.now.texts
+        return msgspec.json.encode(_Kept(self.client.keys, self._second, texts))
 
     def read(self, config: Config) -> bool:
         """Reads the files again, as a reload does: their contents may have changed under the same
@@ -60,6 +102,7 @@ class Shown:
         if self._watch is not None:
             return self.look(at_once=True)
         first, second = config.keys(), config.second_keys()
+        self._failure = ""
         if (first, second) == (self.client.keys, self._second):
             return False
         self._second = second
@@ -82,19 +125,28 @@ class Shown:
 
     def degraded(self) -> list[str]:
         """Sentences for the status."""
-        return [] if self._watch is None else self._watch.sentences()
-
-    @property
-    def changed(self) -> str:
-        """What has changed when it has, for the log."""
         if self._watch is None:
-            return "the secrets of the cluster have changed"
-        return "the certificate of this host has changed"
+            return [self._failure] if self._failure else []
+        return self._watch.sentences()
+
+    def news(self, *, has_changed: bool) -> tuple[str, ...]:
+        """What a reload says of the files. `has_changed`: what `read` has returned."""
+        if self._watch is not None:
+            return self._watch.news(has_changed=has_changed)
+        return (SECRETS_CHANGED,) if has_changed else ()
 
     @property
     def has_certificate(self) -> bool:
         """Whether there is a certificate to look after."""
         return self._watch is not None
+
+
+def _read_kept(data: bytes) -> _Kept | None:
+    """None: the predecessor's release has not kept it, or otherwise."""
+    try:
+        return decode_json(data, _Kept)
+    except NotJsonError:
+        return None
 
 
 async def tend_certificate(

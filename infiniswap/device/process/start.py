@@ -87,7 +87,7 @@ class Start:
             await parts.blocking(self._begin_contents)
             await parts.blocking(lambda: attachment.attach_device(parts.engine))
             parts.start_repairs(attachment)
-            parts.succession.keep_device(spec, attachment)
+            parts.succession.keep_device(spec, attachment, parts.shown.kept())
             self._tell_of_seals()
             self._make_safe(choice.frontend)
             if spec.swap:

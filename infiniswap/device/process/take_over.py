@@ -16,22 +16,23 @@ from infiniswap.device.process.parts import Parts
 from infiniswap.device.process.runs import Runs
 from infiniswap.device.slabs.after_take_over import restore_links
 from infiniswap.device.succession import hand_over, standby
+from infiniswap.device.succession.hand_over import Left
 from infiniswap.device.succession.holder import LOCK, TakeOver
 
 
-def prepare(parts: Parts, state_fd: int, key_fd: int, note: bytes) -> None:
+def prepare(parts: Parts, state_fd: int, key_fd: int, left: Left) -> None:
     """As standby: makes everything that can be made before its turn. Blocking, without event loop.
 
     Args:
         parts: none is made yet.
         state_fd, key_fd: the predecessor's, of state file and key; they stay the caller's.
-        note: of the predecessor's front end.
+        left: what else the predecessor has left.
 
     Raises:
         InfiniswapError: this code cannot take the device over.
     """
-    parts.make_client(is_start=False)
-    parts.succession.note = note
+    parts.make_client(is_start=False, kept=left.shown)
+    parts.succession.note = left.note
     parts.key.inherit(key_fd, parts.spec)
     state = hand_over.reopen(state_fd)
     try:
@@ -41,7 +42,7 @@ def prepare(parts: Parts, state_fd: int, key_fd: int, note: bytes) -> None:
         os.close(state)
     choice = frontends.Choice(parts.spec.config.device.frontend, "taken over")
     attachment = Attachment(parts.spec, parts.paths, choice)
-    parts.attachment = standby.prepare_front_end(attachment, parts.engine, note)
+    parts.attachment = standby.prepare_front_end(attachment, parts.engine, left.note)
     parts.holder.hold_rings(attachment.kernel.rings())
     parts.warm_up()
     parts.make_safe()

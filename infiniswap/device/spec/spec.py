@@ -130,6 +130,8 @@ _CLUSTER_FIELDS: Final = (
     "metrics_token_file",
     "ask_s",
 )
+_TRUST_FIELDS: Final = ("secret_file", "ca_file", "certificate_file", "key_file")
+_DONOR_FIELDS: Final = ("peers", "peers_file", "discovery", "name")
 _DEVICE_FIELDS: Final = ("slab_bytes", "frontend", "transport", "priority", "seal")
 
 
@@ -166,28 +168,16 @@ def names_donors(config: Config) -> bool:
 
 def completed(config: Config, before: Config) -> Config:
     """A configuration in which donors and secret that it does not name are as they were before."""
-    daemon, cluster, mqtt = config.daemon, config.cluster, config.mqtt
-    if not names_donors(config):
-        old = before.cluster
-        cluster = dataclasses.replace(
-            cluster,
-            peers=old.peers,
-            peers_file=old.peers_file,
-            discovery=old.discovery,
-            name=old.name,
-        )
-        mqtt = before.mqtt if old.discovery == "mqtt" else mqtt
+    daemon, cluster, mqtt, old = config.daemon, config.cluster, config.mqtt, before.cluster
+    unnamed: tuple[str, ...] = ()
     if cluster.trust_file is None:
-        old = before.cluster
+        unnamed = _TRUST_FIELDS
         # The secret may be that host's own, which is known by its directory.
         daemon = dataclasses.replace(daemon, state_dir=before.daemon.state_dir)
-        cluster = dataclasses.replace(
-            cluster,
-            secret_file=old.secret_file,
-            ca_file=old.ca_file,
-            certificate_file=old.certificate_file,
-            key_file=old.key_file,
-        )
+    if not names_donors(config):
+        unnamed += _DONOR_FIELDS
+        mqtt = before.mqtt if old.discovery == "mqtt" else mqtt
+    cluster = dataclasses.replace(cluster, **{name: getattr(old, name) for name in unnamed})
     return dataclasses.replace(config, daemon=daemon, cluster=cluster, mqtt=mqtt)
 
 
@@ -290,12 +280,10 @@ def check_files(config: Config) -> None:
     Raises:
         ConfigError: one cannot be used; told before anything is attached.
     """
-    from infiniswap.control.access import check_certificates
+    from infiniswap.control.access import check_credentials
 
-    config.keys()
-    config.second_keys()
     listen = config.device.metrics_listen
-    check_certificates(config, Role.CONSUMER, serves=listen is not None)
+    check_credentials(config, Role.CONSUMER, serves=listen is not None)
     check_metrics_listen(listen, config.metrics_token(), config.cluster.ca_file)
 
 

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import time
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,11 +48,27 @@ IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 class _Kept(msgspec.Struct, frozen=True):
     """Content of the descriptor `spec`. `protocol`: the version in which the process talks to its
-    donors; releases of version 1 do not say it."""
+    donors; releases of version 1 do not say it. `shown`: see Left; earlier releases of version 2 do
+    not say it."""
 
     spec: msgspec.Raw
     note: bytes
     protocol: int = 1
+    shown: bytes = b""
+
+
+class Left(NamedTuple):
+    """What a predecessor has left in the descriptor `spec`.
+
+    Attributes:
+        spec: of the device.
+        note: of its front end.
+        shown: what it showed donors (Shown.kept); empty: it has not said.
+    """
+
+    spec: DeviceSpec
+    note: bytes
+    shown: bytes
 
 
 class Succession:
@@ -105,8 +122,9 @@ class Succession:
         if fd >= 0:
             self.holder.keep(KEY, fd)
 
-    def keep_device(self, spec: DeviceSpec, attachment: Attachment) -> None:
-        """Keeps what is attached, and with which front end: a successor must not choose another."""
+    def keep_device(self, spec: DeviceSpec, attachment: Attachment, shown: bytes) -> None:
+        """Keeps what is attached, and with which front end: a successor must not choose another.
+        `shown`: see Left."""
         if not self.holder.present:
             return
         try:
@@ -120,16 +138,16 @@ class Succession:
         for name, fd in handover.descriptors.items():
             self.holder.keep(name, fd)
         self.note = handover.note
-        self.keep_spec(spec, attachment)
+        self.keep_spec(spec, attachment, shown)
 
-    def keep_spec(self, spec: DeviceSpec, attachment: Attachment) -> None:
-        """Keeps the device's spec as it is now."""
+    def keep_spec(self, spec: DeviceSpec, attachment: Attachment, shown: bytes) -> None:
+        """Keeps the device's spec, and what it shows, as they are now."""
         if self.note is None:
             return
         kept = msgspec.structs.replace(spec, owner_pid=None, discard_contents=False)
         kept = with_own_values(kept, frontend=attachment.choice.frontend)
         record = msgspec.Raw(encode_spec(kept))
-        data = msgspec.json.encode(_Kept(record, self.note, max(VERSIONS)))
+        data = msgspec.json.encode(_Kept(record, self.note, max(VERSIONS), shown))
         self.holder.keep_bytes(SPEC, data)
 
     def keep_lock(self, fd: int) -> None:
@@ -209,8 +227,8 @@ class Succession:
         return found
 
 
-def read_kept(data: bytes) -> tuple[DeviceSpec, bytes]:
-    """Spec and note from the descriptor `spec`.
+def read_kept(data: bytes) -> Left:
+    """The content of the descriptor `spec`.
 
     Raises:
         ConfigError: written by a release that this one does not understand.
@@ -230,13 +248,13 @@ def read_kept(data: bytes) -> tuple[DeviceSpec, bytes]:
             mend="Stop the device (`infiniswap device stop NAME`), upgrade its donors, then start "
             "it again. Until then the old process goes on.",
         )
-    return decode_spec(bytes(kept.spec), where), kept.note
+    return Left(decode_spec(bytes(kept.spec), where), kept.note, kept.shown)
 
 
 def newest(fd: int, spec: DeviceSpec) -> DeviceSpec:
     """The spec that the predecessor kept last; the one that is known where it cannot be read."""
     try:
-        return read_kept(read_all(fd))[0]
+        return read_kept(read_all(fd)).spec
     except InfiniswapError as error:
         log.error("%s", error)
         return spec

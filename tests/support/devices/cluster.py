@@ -515,6 +515,14 @@ class Device:
         assert isinstance(pids, dict)
         return pids
 
+    def wait_take_over_by_another_standby(self) -> None:
+        """Kills the standby, waits for the next one, and then kills the active process."""
+        pids = self.processes()
+        os.kill(pids["standby"], signal.SIGKILL)
+        until(lambda: self.processes()["standby"] != pids["standby"], "another standby")
+        os.kill(pids["active"], signal.SIGKILL)
+        self.wait_take_over(1)
+
     def kill(self) -> None:
         """kill -9, and waits until the process is gone."""
         pid = self.send(signal.SIGKILL)

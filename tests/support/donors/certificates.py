@@ -24,10 +24,10 @@ BOTH = (Role.DONOR, Role.CONSUMER)
 class Authority:
     """Signs, and writes files below a directory."""
 
-    def __init__(self, directory: Path, cluster: str = CLUSTER) -> None:
+    def __init__(self, directory: Path, cluster: str = CLUSTER, when: Period | None = None) -> None:
         self.directory = directory
         self.cluster = cluster
-        self.pair = new_authority(cluster)
+        self.pair = new_authority(cluster, when)
 
     def files(
         self,
