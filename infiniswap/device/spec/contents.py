@@ -114,17 +114,18 @@ def begin(paths: DevicePaths, spec: DeviceSpec) -> None:
     _durably(paths, lambda: paths.tables.unlink(missing_ok=True))
 
 
-def renew_seals(engine: Engine, spec: DeviceSpec) -> None:
+def renew_seals(engine: Engine, spec: DeviceSpec) -> int:
     """After `load` and `begin`, before any front end: makes room for another start's key. Takes as
-    long as it takes to read and write the pages of the oldest start, once in many starts.
+    long as it takes to read and write the pages of one earlier start, once in many starts. Returns
+    how many pages were found damaged, and are lost now.
 
     Raises:
         BackupError: a page cannot be read or written.
     """
     if not (spec.config.device.seal and keeps_contents(spec)):
-        return
+        return 0
     try:
-        engine.seal_anew()
+        return engine.seal_anew()
     except EngineError as error:
         raise BackupError(
             f"the contents of device {spec.name} cannot be sealed again: {error.what}",
