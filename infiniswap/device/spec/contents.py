@@ -24,7 +24,7 @@ from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
 from infiniswap.errors import BackupError, ConflictError, EngineError, from_oserror
 from infiniswap.system.backup import check_backup, check_has_no_data, check_private
-from infiniswap.system.files import sync_directory
+from infiniswap.system.files import overwrite, sync_directory
 
 SETTLE_MS_MAX = 120_000
 
@@ -153,7 +153,10 @@ def delete(paths: DevicePaths, spec: DeviceSpec) -> None:
     Raises:
         NotPermittedError, SystemCallError: a file cannot be deleted.
     """
-    files = [paths.tables, paths.key, paths.key.with_name(f"{paths.key.name}.new"), paths.kept]
+    keys = [paths.key, paths.key.with_name(f"{paths.key.name}.new")]
+    files = [paths.tables, *keys, paths.kept]
+    for path in keys:  # what is left of the backup in freed blocks is not to be read again
+        overwrite(path)
     if spec.backup_owned and spec.backup is not None:
         files.append(Path(spec.backup))
     for path in files:
