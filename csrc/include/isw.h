@@ -676,13 +676,16 @@ int isw_engine_load_tables(isw_engine *engine, const char *path, struct isw_erro
 /*
  * Seals pages of earlier starts again until there is room for one more start, through the engine's
  * own reads and writes. After load_tables, before any front end. Blocking, as long as it takes to
- * read and write these pages; does nothing for the first starts.
+ * read and write these pages; does nothing for the first starts. Returns how many of them do not
+ * open and have no other copy: reading these is an error for good, until they are written.
+ * -EIO: the disk does not read pages, of any earlier start.
  */
 int isw_engine_seal_anew(isw_engine *engine, struct isw_error *error);
 /*
  * To be called now and then: once a key has sealed 2^32 pages, begins with another one, derived
  * like the first. Control thread, never blocks. Returns 1 when it did, 0 when there was no need,
- * -ENOSPC: pages of all former keys are still in use, the present one goes on.
+ * -ENOSPC: pages of all former keys are still in use, the present one goes on. One place is always
+ * left, for the next start.
  */
 int isw_engine_seal_tend(isw_engine *engine);
 

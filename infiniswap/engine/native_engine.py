@@ -259,9 +259,9 @@ class NativeEngine(HandleOwner):
         what = f"cannot load the page tables from {path}"
         self._explained(what, lib.isw_engine_load_tables, os.fsencode(path))
 
-    def seal_anew(self) -> None:
+    def seal_anew(self) -> int:
         """Blocking (reads and writes pages), worker thread. After load_tables()."""
-        self._explained("cannot seal kept pages anew", lib.isw_engine_seal_anew)
+        return self._explained("cannot seal kept pages anew", lib.isw_engine_seal_anew)
 
     def seal_tend(self) -> bool:
         """Any thread, never waits. EngineError ENOSPC."""

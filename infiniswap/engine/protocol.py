@@ -410,9 +410,10 @@ class Engine(Protocol):
 
     def save_tables(self, path: str) -> None: ...
     def load_tables(self, path: str) -> None: ...
-    def seal_anew(self) -> None:
+    def seal_anew(self) -> int:
         """Blocking. After load_tables, before any front end: seals pages of earlier starts again
-        where that is needed to make room for the key of this one."""
+        where that is needed to make room for the key of this one. Returns how many of these pages
+        do not open: reading them is an error until they are written."""
 
     def seal_tend(self) -> bool:
         """To be called now and then: goes on with a fresh key when the present one has sealed

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -167,9 +168,19 @@ def parse_key_values(text: str) -> dict[str, int]:
     return {name: int(number) for name, number in _KEY_VALUE.findall(text)}
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, overwrites: bool = False) -> None:
     """Puts a file that only this user may read in the place of another one, so that there is always
-    a whole one, also after a loss of power. Raises OSError."""
+    a whole one, also after a loss of power.
+
+    Args:
+        path: of both.
+        data: of the new file.
+        overwrites: the old file's blocks are to hold nothing. A loss of power may then leave
+            neither.
+
+    Raises:
+        OSError: it cannot be written; the old file is as it was.
+    """
     temporary = path.with_name(f"{path.name}.new")
     temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -177,8 +188,21 @@ def replace_file(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+    if overwrites:
+        overwrite(path)
     temporary.replace(path)
     sync_directory(path.parent)
+
+
+def overwrite(path: Path) -> None:
+    """Overwrites a small file with zeros, if there is one, before it is removed: its blocks then
+    hold nothing of it when they are free. A file that has another name, too, stays whole. Nothing
+    can be done about file systems and disks that write elsewhere."""
+    with contextlib.suppress(OSError), path.open("r+b", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        if status.st_nlink == 1:
+            file.write(bytes(status.st_size))
+            os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:

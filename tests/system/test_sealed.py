@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, children, until
 from support.jobs.runs import Runner, ready
+from support.machine.process_memory import memory_has
 
 from infiniswap.units import MIB, PAGE_BYTES
 
@@ -87,21 +88,6 @@ def has(path: Path, marker: bytes) -> bool:
         while chunk := file.read(_CHUNK_BYTES):
             if marker in chunk:
                 return True
-    return False
-
-
-def memory_has(pid: int, marker: bytes) -> bool:
-    """Whether a process has it in memory that can be written to: a donor, with its slabs."""
-    areas = re.findall(r"^(\w+)-(\w+) rw", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE)
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-        for first, last in areas:
-            at, end = int(first, 16), int(last, 16)
-            while at < end:
-                length = min(_CHUNK_BYTES, end - at)
-                with contextlib.suppress(OSError):  # of a device
-                    if marker in os.pread(memory.fileno(), length, at):
-                        return True
-                at += length
     return False
 
 

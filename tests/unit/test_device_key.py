@@ -140,6 +140,30 @@ def test_what_is_kept_is_sealed_with_the_hosts_key(world: World) -> None:
     assert world.host_file.exists()
 
 
+def test_blocks_of_a_key_that_is_not_kept_any_longer_hold_nothing(world: World) -> None:
+    """An open file stands for its blocks."""
+    spec = world.spec()
+    world.stop(world.start(spec), spec)
+    with world.paths.key.open("rb") as first:
+        assert any(first.read())
+        world.stop(world.start(spec), spec)  # the same key, sealed once more
+        assert os.pread(first.fileno(), SEALED_BYTES, 0) == bytes(SEALED_BYTES)
+    with world.paths.key.open("rb") as second:
+        assert any(second.read())
+        contents.delete(world.paths, spec)
+        assert os.pread(second.fileno(), SEALED_BYTES, 0) == bytes(SEALED_BYTES)
+
+
+def test_a_key_with_another_name_keeps_what_it_holds(world: World, tmp_path: Path) -> None:
+    """Somebody's copy by a link."""
+    spec = world.spec()
+    world.stop(world.start(spec), spec)
+    sealed = world.paths.key.read_bytes()
+    os.link(world.paths.key, tmp_path / "copy")
+    contents.delete(world.paths, spec)
+    assert (tmp_path / "copy").read_bytes() == sealed
+
+
 def test_a_stop_writes_what_was_lost_meanwhile(world: World) -> None:
     spec = world.spec()
     first = world.start(spec)

@@ -48,7 +48,8 @@
  *      A page's newest committed descriptor says where it is; without one, its bits do. So
  *      a version is committed before older ones are cleared, then the bits change, then the page's
  *      seal; and the store that makes a version safe elsewhere (R1) comes before its descriptor
- *      is cleared.
+ *      is cleared. Without a descriptor, one store may take a seal away from a page whose bytes do
+ *      not open (anew.c).
  *  R10 Only a page's newest version has a descriptor, except for the moment after a newer one was
  *      committed. A superseded or zeroed version loses its descriptor even while transfers hold its
  *      buffer: otherwise it would come back when the newer one is freed. Buffers of copies and

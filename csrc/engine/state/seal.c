@@ -63,14 +63,18 @@ void iswi_seal_derive(struct isw_engine *e, uint32_t number, const unsigned char
 	iswi_seal_forget(tag, sizeof(tag));
 }
 
-int iswi_epoch_begin(struct isw_engine *e)
+int iswi_epoch_begin(struct isw_engine *e, uint32_t places_left)
 {
 	unsigned char salt[ISWI_SALT_BYTES];
-	uint32_t number = 0;
+	uint32_t number = ISWI_EPOCHS, places = 0;
 
-	while (number < ISWI_EPOCHS && iswi_kept32(&e->arena->epochs[number].used))
-		number++;
-	if (number == ISWI_EPOCHS)
+	for (uint32_t i = ISWI_EPOCHS; i-- > 0;) {
+		if (iswi_kept32(&e->arena->epochs[i].used))
+			continue;
+		number = i;
+		places++;
+	}
+	if (places <= places_left)
 		return -ENOSPC;
 	if (getrandom(salt, sizeof(salt), 0) != (ssize_t)sizeof(salt))
 		return -EIO;
@@ -85,7 +89,7 @@ int iswi_epoch_begin(struct isw_engine *e)
 
 int iswi_seal_begin(struct isw_engine *e, struct isw_error *error)
 {
-	int code = iswi_sealed(e) ? iswi_epoch_begin(e) : 0;
+	int code = iswi_sealed(e) ? iswi_epoch_begin(e, 0) : 0;
 
 	return code ? iswi_error(error, code, "cannot get random bytes for the device's keys: %s",
 				 strerror(-code))
@@ -131,7 +135,7 @@ int isw_engine_seal_tend(isw_engine *e)
 	next = iswi_kept64(&e->arena->next_nonce);
 	if ((next & ISWI_EPOCH_COUNT) < ISWI_EPOCH_PAGES)
 		return 0;
-	code = iswi_epoch_begin(e);
+	code = iswi_epoch_begin(e, 1); /* the next start needs one before it can make room */
 	return code ? code : 1;
 }
 
@@ -237,7 +241,7 @@ bool iswi_seal_open(struct isw_engine *e, uint64_t page, const struct iswi_seal 
 	what = sealing(&page, seal->number, from, to);
 	if (what.key < ISWI_EPOCHS && iswi_kept32(&e->arena->epochs[what.key].used))
 		return e->seal_ops->open(e->sealer, &what, (const unsigned char *)seal->tag);
-	memset(to, 0, ISW_PAGE_BYTES); /* the state file is damaged */
+	memset(to, 0, ISW_PAGE_BYTES); /* it is lost, or the state file is damaged */
 	return false;
 }
 

@@ -25,6 +25,8 @@
 #define ISWI_ROOT_KEY   (ISWI_EPOCHS + 0u)
 #define ISWI_TABLES_KEY (ISWI_EPOCHS + 1u)
 #define ISWI_KEYS       (ISWI_EPOCHS + 2u)
+/* Of a page that was lost when its key gave its place up: it is of no key, and never opens. */
+#define ISWI_LOST_NUMBER UINT64_MAX
 /* Pages that one key seals, about: after them isw_engine_seal_tend begins an epoch. */
 #define ISWI_EPOCH_PAGES (1ull << 32)
 /* The number of the page's key. */
@@ -48,8 +50,8 @@ void iswi_seal_destroy(struct isw_engine *e);
 int iswi_seal_begin(struct isw_engine *e, struct isw_error *error);
 /* Of another process's arena, by its successor: its epochs' keys. */
 int iswi_seal_inherit(struct isw_engine *e, struct isw_error *error);
-/* A new epoch, at a number that is not in use. -ENOSPC. */
-int iswi_epoch_begin(struct isw_engine *e);
+/* A new epoch, at a number that is not in use; so many others are to be left. -ENOSPC. */
+int iswi_epoch_begin(struct isw_engine *e, uint32_t places_left);
 /* How many of the backup's pages each epoch's key has sealed. Control thread, while no I/O runs. */
 void iswi_epochs_count(const struct isw_engine *e, uint64_t *pages_out);
 /* The key that comes from the device's key and a salt, at that number of the sealer. */

@@ -211,7 +211,7 @@ static int take_epochs(struct isw_engine *e, const struct sealed_header *sealed)
 		if (sealed->epochs_used[i])
 			iswi_seal_derive(e, i, sealed->epochs[i]);
 	}
-	return iswi_epoch_begin(e);
+	return iswi_epoch_begin(e, 0);
 }
 
 static int check_tag(struct isw_engine *e, const struct tables_header *header,

@@ -110,7 +110,12 @@ class Start:
         parts = self._parts
         contents.begin(parts.paths, parts.spec)
         parts.key.keep(parts.paths, parts.spec)
-        contents.renew_seals(parts.engine, parts.spec)
+        if lost := contents.renew_seals(parts.engine, parts.spec):
+            sentence = f"pages of the backup that were altered or damaged are lost: {lost}"
+            log.warning("%s", sentence, extra=events.about(events.BACKUP_DATA))
+            parts.warnings.append(
+                f"{sentence}. Reading one of them is an error until it is written"
+            )
 
     def _tell_of_seals(self) -> None:
         key = self._parts.key

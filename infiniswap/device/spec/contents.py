@@ -24,7 +24,7 @@ from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
 from infiniswap.errors import BackupError, ConflictError, EngineError, from_oserror
 from infiniswap.system.backup import check_backup, check_has_no_data, check_private
-from infiniswap.system.files import sync_directory
+from infiniswap.system.files import overwrite, sync_directory
 
 SETTLE_MS_MAX = 120_000
 
@@ -114,17 +114,18 @@ def begin(paths: DevicePaths, spec: DeviceSpec) -> None:
     _durably(paths, lambda: paths.tables.unlink(missing_ok=True))
 
 
-def renew_seals(engine: Engine, spec: DeviceSpec) -> None:
+def renew_seals(engine: Engine, spec: DeviceSpec) -> int:
     """After `load` and `begin`, before any front end: makes room for another start's key. Takes as
-    long as it takes to read and write the pages of the oldest start, once in many starts.
+    long as it takes to read and write the pages of one earlier start, once in many starts. Returns
+    how many pages were found damaged, and are lost now.
 
     Raises:
         BackupError: a page cannot be read or written.
     """
     if not (spec.config.device.seal and keeps_contents(spec)):
-        return
+        return 0
     try:
-        engine.seal_anew()
+        return engine.seal_anew()
     except EngineError as error:
         raise BackupError(
             f"the contents of device {spec.name} cannot be sealed again: {error.what}",
@@ -152,7 +153,10 @@ def delete(paths: DevicePaths, spec: DeviceSpec) -> None:
     Raises:
         NotPermittedError, SystemCallError: a file cannot be deleted.
     """
-    files = [paths.tables, paths.key, paths.key.with_name(f"{paths.key.name}.new"), paths.kept]
+    keys = [paths.key, paths.key.with_name(f"{paths.key.name}.new")]
+    files = [paths.tables, *keys, paths.kept]
+    for path in keys:  # what is left of the backup in freed blocks is not to be read again
+        overwrite(path)
     if spec.backup_owned and spec.backup is not None:
         files.append(Path(spec.backup))
     for path in files:

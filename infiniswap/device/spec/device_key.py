@@ -24,7 +24,7 @@ from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.seal import SealKeys
 from infiniswap.errors import BackupError, EngineError, from_oserror
 from infiniswap.secret import forget_key, make_host_key, read_host_key
-from infiniswap.system.files import replace_file, sync_directory
+from infiniswap.system.files import overwrite, replace_file, sync_directory
 from infiniswap.system.process import Degraded
 
 _SEALED_BYTES_MAX = 4096
@@ -137,10 +137,12 @@ class DeviceKey:
             with _host_key(spec, make=True) as host_key:
                 sealed = self._keys.save(self.fd, host_key)
         try:
-            if sealed is None:
-                paths.key.unlink(missing_ok=True)  # of discarded contents
+            if sealed is None:  # of discarded contents
+                overwrite(paths.key)
+                paths.key.unlink(missing_ok=True)
             else:
-                replace_file(paths.key, sealed)
+                # It may be another key. No contents are kept while this one is not there.
+                replace_file(paths.key, sealed, overwrites=True)
         except OSError as error:
             raise from_oserror(
                 "cannot keep the device's key", error, where=str(paths.key)

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that seal pages, without the C library."""
+"""Keys that seal pages, without the C library; and that of a real device."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import hmac
+import mmap
 import os
 
 from infiniswap.errors import EngineError, UnavailableError
+from infiniswap.secret import forget_key, read_host_key
+from infiniswap.units import PAGE_BYTES
+from support.devices.cluster import Device
 
 KEY_BYTES = 32
 SEALED_BYTES = 60
@@ -63,3 +67,19 @@ class MemoryKeys:
 
     def forget(self, fd: int) -> None:
         os.pwrite(fd, bytes(KEY_BYTES), 0)
+
+
+_MAGIC_BYTES = 16
+"""Before the key, in its memory: csrc/seal/key.c."""
+
+
+def key_in_clear(device: Device) -> bytes:
+    """Of a device that keeps its contents: this host's root can have it, by the host's key."""
+    from infiniswap.engine.native_seal import NativeSealKeys
+
+    host_key = read_host_key(device.backup.with_name("host-key"))
+    fd = NativeSealKeys().load(device.backup.with_suffix(".key").read_bytes(), host_key)
+    forget_key(host_key)
+    with mmap.mmap(fd, PAGE_BYTES) as memory:
+        os.close(fd)
+        return memory[_MAGIC_BYTES : _MAGIC_BYTES + KEY_BYTES]

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What root finds in another process's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+from infiniswap.units import MIB
+
+_CHUNK_BYTES = 4 * MIB
+
+
+def memory_has(pid: int, marker: bytes) -> bool:
+    """Whether a process has it in memory that can be written to: a donor, with its slabs."""
+    areas = re.findall(r"^(\w+)-(\w+) rw", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE)
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for first, last in areas:
+            at, end = int(first, 16), int(last, 16)
+            while at < end:
+                length = min(_CHUNK_BYTES, end - at)
+                with contextlib.suppress(OSError):  # of a device, or of a key
+                    if marker in os.pread(memory.fileno(), length, at):
+                        return True
+                at += length
+    return False
