@@ -52,6 +52,10 @@ _OTHERS_MAX: Final = 16
 _CLEARED_MAX: Final = 64
 
 
+class _OtherKeyError(Exception):
+    """Another announcement key counts: a new session has the broker keep a will under that one."""
+
+
 class Announcer:
     """Announces one donor. Everything runs on the event loop.
 
@@ -79,6 +83,7 @@ class Announcer:
         self._keys = keys
         self._wall = wall
         self._sequence = 0
+        self._will_key: bytes | None = None  # with which the will of this session was signed
         self._make = make
         self._memory = memory
         self._attempts = Attempts(
@@ -115,21 +120,25 @@ class Announcer:
         announcement = await self._make(local, session)
         topic = donor_topic(announcement.cluster, announcement.donor_id, session)
         self._cleared = 0
-        withdrawal = self._withdrawal(announcement)
+        self._will_key = self._key()
         async with broker.connected(
             self._config,
             context,
             f"isw{session}",
             self._attempts.versions.now,
-            will=(topic, withdrawal),
+            will=(topic, self._withdrawal(announcement)),
         ) as client:
             try:
                 await self._serve(client, announcement, topic, local)
+            except _OtherKeyError:
+                # Nothing is withdrawn: the next session has the same address, and clears the topic.
+                return
             except asyncio.CancelledError:
                 client.timeout = _WITHDRAW_S_MAX
                 with contextlib.suppress(Exception):
-                    # To those who listen now; and nothing stays for those who come later.
-                    await client.publish(topic, withdrawal, qos=1)
+                    # To those who listen now; and nothing stays for those who come later. Signed
+                    # with the key of now, as listeners may accept no earlier one any more.
+                    await client.publish(topic, self._withdrawal(announcement), qos=1)
                     await client.publish(topic, b"", qos=1, retain=True)
                 raise
 
@@ -175,6 +184,8 @@ class Announcer:
         self, client: Client, announcement: Announcement, topic: str, local: str
     ) -> None:
         while True:
+            if self._key() != self._will_key:
+                raise _OtherKeyError
             self._again.clear()
             await client.publish(topic, self._signed(announcement), qos=1, retain=True)
             _heed_cancellation()

@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from random import Random
@@ -38,7 +38,7 @@ from infiniswap.discovery.announcer import Announcer
 from infiniswap.discovery.broker import BrokerError, connected
 from infiniswap.discovery.directory import Directory
 from infiniswap.discovery.listener import Listener
-from infiniswap.keys import Keys, announcement_keys
+from infiniswap.keys import Keys, announcement_keys, derive
 from infiniswap.units import MIB
 
 pytestmark = [pytest.mark.requires_native, pytest.mark.requires_tool("nbdcopy")]
@@ -304,10 +304,16 @@ def test_credentials_and_certificates_are_checked_and_explained(
 
 
 def announcer(
-    broker: Broker, made: Announcement, protocol: str, keys_of: Keys | None = None
+    broker: Broker,
+    made: Announcement,
+    protocol: str,
+    keys_of: Keys | None = None,
+    *,
+    accepted: Sequence[Keys] | None = None,
+    announce_s: float = 3600.0,
 ) -> Announcer:
-    """One that repeats nothing by itself while a test lasts."""
-    keys = {"mqtt.announce_s": 3600.0, "mqtt.telemetry_s": 0.5, "mqtt.protocol": protocol}
+    """One that repeats nothing by itself while a test lasts. `accepted`: keys that may change."""
+    keys = {"mqtt.announce_s": announce_s, "mqtt.telemetry_s": 0.5, "mqtt.protocol": protocol}
     config = load(Path("/dev/null"), {**keys, "mqtt.broker": broker.address}, {})
     figures = MemoryTelemetry(
         cluster="default",
@@ -322,12 +328,14 @@ def announcer(
         draining=False,
     )
 
-    accepted = announcement_keys([] if keys_of is None else [keys_of])
+    known = ([] if keys_of is None else [keys_of]) if accepted is None else accepted
 
     async def make(_local: str, session: str) -> Announcement:
         return replace(made, session=session)
 
-    return Announcer(config.mqtt, lambda: accepted, make, lambda: figures, Random())
+    return Announcer(
+        config.mqtt, lambda: announcement_keys(known), make, lambda: figures, Random()
+    )
 
 
 async def eventually(condition: Callable[[], object]) -> None:
@@ -433,6 +441,46 @@ async def test_who_is_withdrawn_by_a_recorded_will_comes_back_in_another_session
         # It ends in order, and withdraws itself.
         tasks[0].cancel()
         await eventually(lambda: not sessions())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+@pytest.mark.requires_tool("mosquitto")
+async def test_a_donor_whose_secret_changed_withdraws_with_the_new_one(broker: Broker) -> None:
+    """Hosts that have given the former secret up would not heed a withdrawal, or a will, under it."""
+    former, accepted = derive(bytes(range(32))), [derive(bytes(range(32)))]
+    config = load(Path("/dev/null"), {"mqtt.broker": broker.address}, {})
+    one = announcer(
+        broker,
+        on_loopback(addresses=["127.0.0.1:1"]),
+        "5",
+        accepted=accepted,
+        announce_s=1.0,
+    )
+    directories = [
+        Directory("default", announcement_keys(keys), loopback_ok=True)
+        for keys in ([former, KEYS], [KEYS])
+    ]
+    listeners = [Listener(config.mqtt, "default", each, Random()) for each in directories]
+    tasks = [asyncio.create_task(each.run()) for each in (one, *listeners)]
+
+    def sessions(number: int) -> set[str]:
+        return {donor.session for donor in directories[number].donors()}
+
+    try:
+        await eventually(lambda: sessions(0))
+        before = sessions(0)
+        assert not sessions(1)
+        accepted[:] = [KEYS, former]
+        await eventually(lambda: sessions(0) - before)
+        # Who already knew it has it all the time, at the same address.
+        assert len(directories[0].addresses()) == 1
+        await eventually(lambda: sessions(1) == sessions(0) - before)
+        assert not directories[0].ignored
+        tasks[0].cancel()
+        await eventually(lambda: not sessions(1))
     finally:
         for task in tasks:
             task.cancel()
