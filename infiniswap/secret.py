@@ -209,7 +209,7 @@ def read_host_key(path: Path) -> bytearray:
     Raises:
         ConfigError: there is none, it has another size, or others may read or change it.
     """
-    kind = _Kind("host key", "daemon.state_dir", HOST_KEY_BYTES, "", HOST_KEY_BYTES)
+    kind = _Kind("host key", "device.backup_dir", HOST_KEY_BYTES, "", HOST_KEY_BYTES)
     fd, status = _open(path, kind)
     key = bytearray(HOST_KEY_BYTES)
     try:

@@ -24,6 +24,7 @@ from infiniswap.secret import (
     check_listen_secret,
     check_metrics_listen,
     make_host_secret,
+    read_host_key,
     read_metrics_token,
     read_secret,
 )
@@ -216,6 +217,12 @@ def test_where_no_secret_is_configured_the_hosts_own_counts(tmp_path: Path) -> N
     assert stat.S_IMODE((tmp_path / "host-secret").stat().st_mode) == 0o600
     make_host_secret(tmp_path)  # of a second daemon
     assert config.keys() == own
+
+
+def test_a_host_key_that_cannot_be_read_names_the_key_that_says_where_it_is(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(ConfigError, match=r"orrect device\.backup_dir"):
+            read_host_key(path)
 
 
 @both
