@@ -177,6 +177,17 @@ WORLD_CASES(a_forgery_on_the_backup_is_found_out, ATTACKS, n, world_sealed(0))
 	CHECK_EQ(stats_of(w).crc_errors_backup, 1);
 }
 
+/* Bytes and seal together are of no use in another page's place: its number is sealed as well. */
+WORLD_TEST(a_seal_is_one_pages_alone, world_sealed(0))
+{
+	unsigned char out[ISW_PAGE_BYTES];
+	struct iswi_seal seal;
+
+	iswi_seal_of(w->e, 1, &seal);
+	CHECK(iswi_seal_open(w->e, 1, &seal, on_disk(w, 1), out));
+	CHECK(!iswi_seal_open(w->e, 2, &seal, on_disk(w, 1), out));
+}
+
 /* What a request gets of bytes that do not open is zeros, not the forger's choice. */
 WORLD_TEST(a_request_that_fails_holds_no_forgery, world_sealed(ISW_ENGINE_NO_BACKUP))
 {
@@ -411,6 +422,28 @@ WORLD_TEST(saved_tables_bring_sealed_contents_back, world_sealed(0))
 	CHECK_EQ(read_settled(once_more, 1), MARK);
 	world_end(again);
 	world_end(once_more);
+}
+
+#define SALT_AT 32 /* after the first header */
+
+static void saved_salt(const struct world *w, unsigned char *salt)
+{
+	int fd;
+
+	CHECK_EQ(isw_engine_save_tables(w->e, path, NULL), 0);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	CHECK_EQ(pread(fd, salt, ISWI_SALT_BYTES, SALT_AT), ISWI_SALT_BYTES);
+	close(fd);
+}
+
+/* Their nonces count from 0 in each file. */
+WORLD_TEST(each_file_of_tables_has_a_key_of_its_own, world_sealed(0))
+{
+	unsigned char first[ISWI_SALT_BYTES], second[ISWI_SALT_BYTES];
+
+	saved_salt(w, first);
+	saved_salt(w, second);
+	CHECK(memcmp(first, second, sizeof(first)));
 }
 
 static void refused(const struct world *before, int key_fd, int wanted)

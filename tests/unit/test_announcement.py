@@ -208,14 +208,15 @@ def test_without_a_secret_announcements_and_withdrawals_are_hints() -> None:
 # ------------------------------------------------------------------------- recorded
 
 
-def test_a_recorded_announcement_is_not_believed_for_ever() -> None:
+@pytest.mark.parametrize("is_kept", [False, True], ids=["sent", "kept by the broker"])
+def test_a_recorded_announcement_is_not_believed_for_ever(is_kept: bool) -> None:
     made = announcement(every_s=60.0)
     recorded = signed(made)
     oldest_s = LIVES * 60.0 + CLOCK_S_MAX
-    assert hear(Directory("default", (SECRET,)), made, recorded, oldest_s)
+    assert hear(Directory("default", (SECRET,)), made, recorded, oldest_s, is_kept=is_kept)
     directory = Directory("default", (SECRET,))
     with pytest.raises(NotOursError, match="it was signed 481 s ago by donor h1") as caught:
-        hear(directory, made, recorded, oldest_s + 1.0)
+        hear(directory, made, recorded, oldest_s + 1.0, is_kept=is_kept)
     assert caught.value.reason == "old"
     assert directory.ignored == {"old": 1}
 
