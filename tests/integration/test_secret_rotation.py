@@ -71,7 +71,11 @@ async def test_two_secrets_are_accepted_and_open_sessions_go_on(tmp_path: Path) 
         told = await fetch_status(w.address, asked_with["new"])
         assert any("device swap0 on consumer used it last, 5 s ago" in s for s in told.degraded)
         assert (await set_draining(w.address, asked_with["new"], True)).draining
+        now_s = 80.0
         assert not (await set_draining(w.address, asked_with["old"], False)).draining
+        told = await fetch_status(w.address, asked_with["new"])
+        assert told.second_secret_idle_s == 0
+        assert any("a command at 127.0.0.1:" in s for s in told.degraded)
         # 3. The old one is retired.
         await reload(w, files.new, None)
         assert await idle_s("new") is None
