@@ -333,9 +333,7 @@ def announcer(
     async def make(_local: str, session: str) -> Announcement:
         return replace(made, session=session)
 
-    return Announcer(
-        config.mqtt, lambda: announcement_keys(known), make, lambda: figures, Random()
-    )
+    return Announcer(config.mqtt, lambda: announcement_keys(known), make, lambda: figures, Random())
 
 
 async def eventually(condition: Callable[[], object]) -> None:
@@ -449,7 +447,7 @@ async def test_who_is_withdrawn_by_a_recorded_will_comes_back_in_another_session
 
 @pytest.mark.requires_tool("mosquitto")
 async def test_a_donor_whose_secret_changed_withdraws_with_the_new_one(broker: Broker) -> None:
-    """Hosts that have given the former secret up would not heed a withdrawal, or a will, under it."""
+    """Hosts that have given the former secret up do not heed a withdrawal, or a will, under it."""
     former, accepted = derive(bytes(range(32))), [derive(bytes(range(32)))]
     config = load(Path("/dev/null"), {"mqtt.broker": broker.address}, {})
     one = announcer(
@@ -464,7 +462,8 @@ async def test_a_donor_whose_secret_changed_withdraws_with_the_new_one(broker: B
         for keys in ([former, KEYS], [KEYS])
     ]
     listeners = [Listener(config.mqtt, "default", each, Random()) for each in directories]
-    tasks = [asyncio.create_task(each.run()) for each in (one, *listeners)]
+    runs = (one.run(), *(each.run() for each in listeners))
+    tasks = [asyncio.create_task(run) for run in runs]
 
     def sessions(number: int) -> set[str]:
         return {donor.session for donor in directories[number].donors()}
