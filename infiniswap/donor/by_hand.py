@@ -30,7 +30,8 @@ from infiniswap.system.bounded import give_up, raise_limits
 from infiniswap.system.process import leave_no_core
 
 _SCRIPT: Final = 'read -r after && exec "$@" "$after"'
-"""What follows `after` is no option: the release takes a number there."""
+"""The line comes last, where the command takes a number: a daemon that somebody else controls can
+add no option."""
 _PRIVILEGED_PORTS: Final = range(1, 1024)
 _RELEASE_S_MAX: Final = 30.0
 
