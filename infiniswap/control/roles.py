@@ -21,7 +21,7 @@ PART: Final = r"[A-Za-z0-9_.-]{1,64}"
 """A cluster's name, or a host's."""
 
 _URI: Final = re.compile(f"{SCHEME}({PART})/({PART})/({PART})")
-_IN_DER: Final = re.compile(rb"\x86.(infiniswap://[A-Za-z0-9_./-]{1,200})", re.DOTALL)
+_IN_DER: Final = re.compile(rb"\x86(.)(infiniswap://[A-Za-z0-9_./-]{1,200})", re.DOTALL)
 """uniformResourceIdentifier of a GeneralName, RFC 5280, 4.2.1.6, of less than 128 bytes."""
 _SAID_MAX: Final = 4
 _NAMELESS: Final = "without a name that begins with infiniswap://"
@@ -74,7 +74,8 @@ def uris_of(certificate: Mapping[str, Any]) -> tuple[str, ...]:
 def uris_in(der: bytes) -> tuple[str, ...]:
     """The names of ours that seem to be in a certificate that was refused: for sentences alone, as
     nobody has vouched for them."""
-    return tuple(found.decode("ascii") for found in _IN_DER.findall(der))
+    found = _IN_DER.findall(der)  # what comes behind a name may look like a part of it
+    return tuple(name[: length[0]].decode("ascii") for length, name in found)
 
 
 def said(uris: Iterable[str]) -> str:

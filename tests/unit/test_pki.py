@@ -20,8 +20,9 @@ from support.donors.certificates import (
 )
 
 from infiniswap.cli.doctor import donors as doctor
+from infiniswap.control import pem
 from infiniswap.control.pki import CertificateWatch, check_date, load
-from infiniswap.control.roles import Role
+from infiniswap.control.roles import Role, uris_in
 from infiniswap.device.process.shown import Shown
 from infiniswap.donor.authority import Period
 from infiniswap.errors import ConfigError
@@ -236,3 +237,11 @@ def test_what_is_kept_of_secrets_is_used_where_their_files_are_broken(tmp_path: 
     assert after.client.keys == before.client.keys
     assert after.kept() == before.kept()
     assert "the device uses what it had before" in after.degraded()[0]
+
+
+def test_names_of_a_refused_certificate_are_as_long_as_they_are(tmp_path: Path) -> None:
+    """A byte of what follows in the certificate is a digit: 0x30, SEQUENCE."""
+    for host in ("h2", "h" * 60):
+        files = Authority(tmp_path / host).files(host, [Role.OPERATOR])
+        (shown,) = map(pem.der, pem.certificates(files.certificate.read_bytes()))
+        assert uris_in(shown) == (f"infiniswap://default/operator/{host}",)
