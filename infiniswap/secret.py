@@ -200,7 +200,7 @@ def read_host_key(path: Path) -> bytearray:
     Raises:
         ConfigError: there is none, it has another size, or others may read or change it.
     """
-    kind = _Kind("host key", "daemon.state_dir", HOST_KEY_BYTES, "", HOST_KEY_BYTES)
+    kind = _Kind("host key", "device.backup_dir", HOST_KEY_BYTES, "", HOST_KEY_BYTES)
     fd, status = _open(path, kind)
     key = bytearray(HOST_KEY_BYTES)
     try:
@@ -217,6 +217,16 @@ def read_host_key(path: Path) -> bytearray:
             mend="Restore that file. Without it the contents of stopped devices cannot be read.",
         )
     return key
+
+
+def read_sealed_host_key(path: Path) -> bytes:
+    """This host's key as its TPM has sealed it.
+
+    Raises:
+        ConfigError: unreadable or empty, or others may change it.
+    """
+    key = "device.backup_dir"
+    return _read(path, _Kind("sealed host key", key, 1, "", _PEM_BYTES_MAX, is_public=True))
 
 
 def forget_key(key: bytearray) -> None:

@@ -43,7 +43,8 @@ def places(root: Path, config: Config) -> tuple[LeftPlace, ...]:
     """Every directory that daemon, devices and `infiniswap init` make, below the root."""
     purge = "infiniswap service uninstall --purge"
     of_donor = ("*.drain", "donor.pem", "donor.crt", "host-secret")
-    contents = ("*.device", "*.tables", "*.key", "*.backup", "host-key", *of_donor)
+    host_key = ("host-key", "host-key.tpm")
+    contents = ("*.device", "*.tables", "*.key", "*.backup", *host_key, *of_donor)
     found = [
         LeftPlace(
             DEFAULT_PATH.parent,
