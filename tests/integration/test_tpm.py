@@ -79,8 +79,8 @@ def test_a_tpm_that_hangs_is_waited_for_in_vain_and_not_at_a_stop(
         world.key().begin(world.paths, spec)
 
 
-def test_a_host_key_moves_into_the_tpm_by_the_commands_that_doctor_names(
-    world: World, machine: SoftwareTpm
+def test_a_host_key_moves_into_the_tpm_by_the_commands_that_doctor_names_and_back(
+    world: World, machine: SoftwareTpm, project_root: Path
 ) -> None:
     host_key.make(world.host_file, None)
     spec = world.kept()
@@ -94,3 +94,10 @@ def test_a_host_key_moves_into_the_tpm_by_the_commands_that_doctor_names(
     assert value(again) == world.keys.values[0]
     world.stop(again, spec)
     assert not world.host_file.exists()
+    machine.boot()
+    commands = (project_root / "docs/security.md").read_text().partition("cd /var/lib/infiniswap\n")
+    back = commands[2].partition("```")[0].replace(tpm.NODE, machine.tpm.device)
+    subprocess.run(back, shell=True, check=True, cwd=world.host_file.parent)
+    assert world.host_file.read_bytes() == plain
+    machine.stop()
+    assert value(world.start(spec)) == world.keys.values[0]
