@@ -151,6 +151,7 @@ def test_what_a_release_seals_and_cannot_open_is_not_used(
         ("decrypt says TPM in lockout", "systemd-creds decrypt: TPM in lockout"),
         ("encrypt gives garbage", "systemd-creds decrypt: "),
         ("decrypt gives garbage", "not 32 bytes"),
+        ("decrypt gives other bytes", "what it seals does not open"),
         ("encrypt hangs", "did not end within 0.5 s"),
     ],
 )

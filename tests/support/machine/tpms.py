@@ -30,6 +30,8 @@ if ill.startswith(verb + " says "):
 mask = hashlib.sha256((here / "machine").read_bytes()).digest()
 if ill == verb + " gives garbage":
     sys.stdout.buffer.write(b"x" * 100)
+elif ill == verb + " gives other bytes":
+    sys.stdout.buffer.write(b"x" * 32)
 elif verb == "encrypt":
     assert len(given) == 32 and options[-2:] == ["-", "-"]
     pcrs = next(word for word in options if word.startswith("--tpm2-pcrs="))
@@ -63,7 +65,7 @@ class StandIn:
         self.hasty = Tpm(node=node, program=str(program), run_by=(), s_max=0.5)
 
     def falls_ill(self, how: str) -> None:
-        """`VERB hangs`, `VERB gives garbage`, `VERB says SENTENCE` and fails, `252`: as that
+        """`VERB hangs`, `VERB gives garbage`, `VERB gives other bytes`, `VERB says SENTENCE` and fails, `252`: as that
         release; empty: it is well again."""
         (self._directory / "ill").write_text(how)
 

@@ -21,6 +21,7 @@ TESTS = Path(runwatch.__file__).parents[2]
 OTHER_USER = 4711
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.requires_swtpm,
     pytest.mark.requires_tool("busctl", "dbus-daemon", "systemd-run", "unshare"),
     pytest.mark.timeout(1800),
