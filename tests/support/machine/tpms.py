@@ -65,8 +65,8 @@ class StandIn:
         self.hasty = Tpm(node=node, program=str(program), run_by=(), s_max=0.5)
 
     def falls_ill(self, how: str) -> None:
-        """`VERB hangs`, `VERB gives garbage`, `VERB gives other bytes`, `VERB says SENTENCE` and fails, `252`: as that
-        release; empty: it is well again."""
+        """`VERB hangs`, `VERB gives garbage`, `VERB gives other bytes`, `VERB says SENTENCE` and
+        fails, `252`: as that release; empty: it is well again."""
         (self._directory / "ill").write_text(how)
 
     def is_on_machine(self, name: str) -> None:
