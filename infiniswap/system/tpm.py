@@ -118,7 +118,7 @@ class Tpm:
         if done.code == 0:
             return got
         said = done.stderr.strip().splitlines()
-        reason = said[-1].strip() if said else f"exit code {done.code}"
+        reason = "; ".join(line.strip() for line in said[-2:]) or f"exit code {done.code}"
         error = (
             UnavailableError if verb == "encrypt" and _UNSUPPORTED in reason else SystemCallError
         )
