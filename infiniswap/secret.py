@@ -228,6 +228,16 @@ def read_host_key(path: Path) -> bytearray:
     return key
 
 
+def read_sealed_host_key(path: Path) -> bytes:
+    """This host's key as its TPM has sealed it.
+
+    Raises:
+        ConfigError: unreadable or empty, or others may change it.
+    """
+    key = "device.backup_dir"
+    return _read(path, _Kind("sealed host key", key, 1, "", _PEM_BYTES_MAX, is_public=True))
+
+
 def forget_key(key: bytearray) -> None:
     """Overwrites it."""
     key[:] = bytes(len(key))

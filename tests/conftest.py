@@ -12,6 +12,7 @@ INFINISWAP_CI=1 a missing need is a failure, so that CI cannot pass by leaving t
     @pytest.mark.requires_swap
     @pytest.mark.requires_idle_states  # that /dev/cpu_dma_latency can rule out
     @pytest.mark.requires_tool("fio", "nbdinfo")
+    @pytest.mark.requires_swtpm        # a software TPM, and systemd-creds with its libraries
     @pytest.mark.requires_pyverbs      # for Debian's own Python, which runs it apart from ours
     @pytest.mark.requires_native       # the C extension is built
     @pytest.mark.requires_unprivileged # must not be root
@@ -24,6 +25,7 @@ With INFINISWAP_TEST_FULL=1 (make test-full) everything runs as often as is ever
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import functools
 import os
@@ -166,6 +168,17 @@ def _pyverbs() -> str:
     return "" if done.returncode == 0 else "needs pyverbs for /usr/bin/python3 (python3-pyverbs)"
 
 
+def _swtpm() -> str:
+    if missing := _tools("swtpm", "systemd-creds"):
+        return missing
+    try:
+        for name in ("libtss2-esys.so.0", "libtss2-rc.so.0", "libtss2-mu.so.0"):
+            ctypes.CDLL(name)
+    except OSError as error:
+        return f"needs the TPM's libraries ({error})"
+    return ""
+
+
 def _tools(*names: str) -> str:
     missing = [name for name in names if shutil.which(name, path=_PATH) is None]
     return f"needs {', '.join(missing)}" if missing else ""
@@ -182,6 +195,7 @@ _PROBES: dict[str, Callable[[], str]] = {
     "requires_native": _native,
     "requires_idle_states": _idle_states,
     "requires_pyverbs": _pyverbs,
+    "requires_swtpm": _swtpm,
 }
 _NOT_IN_CI = frozenset({"requires_unprivileged", "requires_idle_states"})
 """What CI, which runs as root, cannot have, or has only on some machines: always a skip."""

@@ -98,6 +98,13 @@ have nbdkit || want nbdkit
 # A broker for the tests of discovery; they run its program themselves.
 have mosquitto || want mosquitto
 
+# A software TPM, and the libraries by which systemd-creds talks to it.
+have swtpm || want swtpm
+for library in libtss2-esys libtss2-rc; do
+	ldconfig -p 2>/dev/null | grep -q "$library.so.0 " && continue
+	case $library in *esys) want libtss2-esys-3.0.2-0 ;; *) want libtss2-rc0 ;; esac
+done
+
 # Debian starts a service as it is installed, unless the host's own policy says no, and at each boot.
 # Somebody who had no broker before must have none after this either.
 POLICY=/usr/sbin/policy-rc.d

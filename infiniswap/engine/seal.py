@@ -8,7 +8,10 @@ enter Python. `infiniswap.engine.native_seal` implements this on the C extension
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
+
+SEALED_KEY_BYTES: Final = 60
+"""ISW_SEALED_KEY_BYTES of isw.h."""
 
 
 class SealKeys(Protocol):

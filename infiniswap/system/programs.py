@@ -15,6 +15,7 @@ No function forks with Python code in the child: `subprocess` uses vfork when th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -222,13 +223,53 @@ def finish(argv: Sequence[str], *, timeout_s: float = COMMAND_S_MAX, mend: str =
     try:
         stdout, stderr = child.communicate(timeout=timeout_s)
     except TimeoutExpired as error:
-        ended = _kill_child(child)
-        more = "" if ended else f" and cannot be killed (process {child.pid} waits in the kernel)"
-        text = " ".join(argv)
-        raise DeadlineError(f"`{text}` did not end within {timeout_s:g} s{more}", mend=mend) from (
-            error
-        )
+        raise _late(child, argv, timeout_s, mend) from error
     return Done(child.returncode, _text(stdout), _text(stderr))
+
+
+def convert(
+    argv: Sequence[str], given: bytes | bytearray, into: bytearray, *, timeout_s: float
+) -> tuple[int, Done]:
+    """Runs a command to its end whose input and output are a key, of which no copy is left here.
+
+    Args:
+        argv: the command, see `start`.
+        given: its standard input, less than a pipe holds (64 KiB).
+        into: for its standard output.
+        timeout_s: seconds after which it is killed.
+
+    Returns:
+        How many bytes of output there are, and how the command ended, without its output.
+
+    Raises:
+        As `finish`.
+    """
+    child = start(argv, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    with child.stdout as output, child.stderr as complaints:
+        with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
+            os.write(pipe.fileno(), given)
+        child.stdin = None
+        try:
+            child.wait(timeout_s)
+        except TimeoutExpired as error:
+            raise _late(child, argv, timeout_s, "") from error
+        for file in (output, complaints):
+            os.set_blocking(file.fileno(), False)  # something that it has left may hold the end
+        try:
+            got = os.readv(output.fileno(), [into])
+        except BlockingIOError:
+            got = 0
+        return got, Done(child.returncode, "", _text(complaints.read() or b""))
+
+
+def _late(child: Process, argv: Sequence[str], timeout_s: float, mend: str) -> DeadlineError:
+    ended = _kill_child(child)
+    more = "" if ended else f" and cannot be killed (process {child.pid} waits in the kernel)"
+    text = " ".join(argv)
+    return DeadlineError(f"`{text}` did not end within {timeout_s:g} s{more}", mend=mend)
 
 
 def _text(output: bytes) -> str:

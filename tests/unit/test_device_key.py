@@ -10,65 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.configs import configured
-from support.devices.seal_keys import KEY_BYTES, SEALED_BYTES, MemoryKeys
-from support.devices.specs import device_spec
+from support.devices.key_world import World, value
+from support.devices.seal_keys import KEY_BYTES, SEALED_BYTES
 
-from infiniswap.device.spec import contents, rundir
+from infiniswap.device.spec import contents
 from infiniswap.device.spec.device_key import DeviceKey
-from infiniswap.device.spec.spec import DeviceSpec, encode_spec, host_key_file
+from infiniswap.device.spec.spec import encode_spec
+from infiniswap.engine.seal import SEALED_KEY_BYTES
 from infiniswap.errors import BackupError, ConfigError, EngineError, UnavailableError
 from infiniswap.secret import HOST_KEY_BYTES
-
-
-class World:
-    """A host on which one device is started and stopped."""
-
-    def __init__(self, root: Path) -> None:
-        self.keys = MemoryKeys()
-        self.host_file = root / "backup" / "host-key"
-        self._root = root
-        (root / "backup").mkdir()
-        self.paths = rundir.paths_of("d", root / "run", root / "backup")
-
-    def spec(self, *, seal: bool = True, **changes: Any) -> DeviceSpec:
-        config = configured(
-            device__seal=seal,
-            device__run_dir=str(self._root / "run"),
-            device__backup_dir=str(self._root / "backup"),
-            daemon__state_dir=str(self._root / "state"),
-        )
-        fields = {"backup": str(self.paths.backup), "host_key_file": host_key_file(config)}
-        return device_spec(config, **{**fields, **changes})
-
-    def start(self, spec: DeviceSpec) -> DeviceKey:
-        """Up to where pages are written."""
-        key = DeviceKey(self.keys)
-        key.begin(self.paths, spec)
-        contents.begin(self.paths, spec)
-        key.keep(self.paths, spec)
-        return key
-
-    def stop(self, key: DeviceKey, spec: DeviceSpec) -> None:
-        """With its contents kept."""
-        key.keep(self.paths, spec)
-        self.paths.tables.write_bytes(b"tables")
-        key.forget()
-
-    def kept(self) -> DeviceSpec:
-        """A device that has been started and stopped."""
-        spec = self.spec()
-        self.stop(self.start(spec), spec)
-        return spec
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
-
-
-def value(key: DeviceKey) -> bytes:
-    return os.pread(key.fd, KEY_BYTES, 0)
 
 
 def mode(path: Path) -> int:
@@ -92,7 +47,7 @@ def test_a_key_that_nothing_is_kept_with_is_never_written(
 
 def test_its_end_is_everybodys_who_has_it(world: World) -> None:
     key, standby = world.start(world.spec(swap=True)), DeviceKey(world.keys)
-    standby.inherit(key.fd, world.spec(swap=True))
+    standby.inherit(key.fd, world.paths, world.spec(swap=True))
     assert standby.fd != key.fd
     assert value(standby) == value(key) == world.keys.values[0]
     assert not os.get_inheritable(standby.fd)
@@ -110,9 +65,9 @@ def test_its_end_is_everybodys_who_has_it(world: World) -> None:
 def test_a_successor_without_a_key_is_none(world: World) -> None:
     standby = DeviceKey(world.keys)
     with pytest.raises(EngineError, match="left no key") as caught:
-        standby.inherit(-1, world.spec())
+        standby.inherit(-1, world.paths, world.spec())
     assert caught.value.code == errno.ENOKEY
-    standby.inherit(-1, world.spec(seal=False))
+    standby.inherit(-1, world.paths, world.spec(seal=False))
 
 
 def test_what_is_kept_is_sealed_with_the_hosts_key(world: World) -> None:
@@ -255,7 +210,7 @@ def test_without_a_library_there_is_no_start_and_no_standby(world: World) -> Non
     with pytest.raises(UnavailableError, match="no library"):
         key.begin(world.paths, world.spec(swap=True))
     with pytest.raises(UnavailableError, match="no library"):
-        key.inherit(0, world.spec(swap=True))
+        key.inherit(0, world.paths, world.spec(swap=True))
     assert key.fd == -1
     DeviceKey(world.keys).begin(world.paths, world.spec(seal=False))
 
@@ -285,6 +240,7 @@ def test_the_librarys_keys_go_the_same_way(world: World) -> None:
     spec = world.spec()
     first = world.start(spec)
     assert first.library
+    assert len(world.paths.key.read_bytes()) == SEALED_KEY_BYTES
     world.stop(first, spec)
     again = world.start(spec)
     again.keep(world.paths, spec)

@@ -17,6 +17,7 @@ from support.devices.seal_keys import MemoryKeys
 from support.donors.donor_world import KEYS, SECRET
 from support.donors.hostile_donor import status
 from support.machine.made_host import make_files, make_idle
+from support.machine.tpms import StandIn
 
 from infiniswap.cli.doctor import devices as device_findings
 from infiniswap.cli.doctor import donors as donor_findings
@@ -29,10 +30,12 @@ from infiniswap.control import messages as m
 from infiniswap.device.cleanup import leftovers
 from infiniswap.device.frontends import Places, fuse, ublk
 from infiniswap.device.frontends.base import Leftover, Owner
+from infiniswap.device.spec import host_key
 from infiniswap.errors import BackupError, NoDonorError, SystemCallError, UnavailableError
 from infiniswap.system import service_units
 from infiniswap.system.keep_awake import CpuLatencyRequest
 from infiniswap.system.swap import SwapArea
+from infiniswap.system.tpm import Tpm
 from infiniswap.units import GIB, HostPort
 
 SWAPS = "Filename\tType\tSize\tUsed\tPriority\n"
@@ -481,6 +484,30 @@ def test_what_seals_pages_is_told_and_what_would_is_missed_where_it_is_wanted() 
     keys.has_library = False
     expect(host_findings.seal(config(), keys), MISSING, "Install one.", "seal")
     expect(host_findings.seal(config(device__seal=False), keys), WARN, "seal = true", "seal")
+
+
+def test_the_place_of_the_host_key_is_told_and_a_better_one(tmp_path: Path) -> None:
+    here, stand_in = config(device__backup_dir=str(tmp_path)), StandIn(tmp_path / "tpm")
+    no_tpm, path = Tpm(node=tmp_path / "none"), tmp_path / "host-key"
+
+    def found(tpm: Tpm, state: str) -> str:
+        found = one(guarded("host-key", lambda: host_findings.host_key(here, tpm)))
+        assert (found.name, found.state) == ("host-key", state)
+        return f"{found.what} {found.mend}"
+
+    assert "first device that needs one makes it, in" in found(no_tpm, OK)
+    assert "makes it, sealed to the TPM" in found(stand_in.tpm, OK)
+    assert not any(path.parent.glob("host-key*"))
+    host_key.make(path, None)
+    assert f"{path}: in a file, for root alone" in found(no_tpm, OK)
+    assert f"{path}.tpm - | cmp - {path} && shred -u {path}" in found(stand_in.tpm, WARN)
+    path.unlink()
+    host_key.make(path, stand_in.tpm)
+    assert f"{path}.tpm: sealed to the TPM of this host" in found(stand_in.tpm, OK)
+    stand_in.is_on_machine("another")
+    assert "does not open the host key" in found(stand_in.tpm, MISSING)
+    path.with_name("host-key.tpm").chmod(0o666)
+    assert "chmod 644" in found(stand_in.tpm, MISSING)
 
 
 def test_devices_that_serve_stop_or_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -42,6 +43,31 @@ def test_a_command_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     if pid_file.exists():
         with pytest.raises(NotFoundError):
             pidfd_open(int(pid_file.read_text()))
+
+
+def test_a_command_that_has_ended_is_not_waited_for_because_of_what_it_has_left() -> None:
+    into = bytearray(100)
+    got, done = programs.convert(
+        ["/bin/sh", "-c", "cat; sleep 3600 & echo $! no such luck >&2; exit 3"],
+        b"four",
+        into,
+        timeout_s=20,
+    )
+    pid, _, said = done.stderr.partition(" ")
+    os.kill(int(pid), signal.SIGKILL)
+    assert (bytes(into[:got]), done.code, said) == (b"four", 3, "no such luck\n")
+    # Neither takes what it is given, nor says anything.
+    left = ["/bin/sh", "-c", "exec <&-; sleep 3600 & echo $! >&2"]
+    got, done = programs.convert(left, bytes(60_000), into, timeout_s=20)
+    os.kill(int(done.stderr), signal.SIGKILL)
+    assert (got, done.code) == (0, 0)
+
+
+def test_more_output_than_there_is_room_for_is_an_end_in_time() -> None:
+    into = bytearray(4)
+    with pytest.raises(DeadlineError, match="did not end within"):
+        programs.convert(["/bin/cat", "/dev/zero"], b"", into, timeout_s=0.5)
+    assert programs.convert(["/bin/echo", "a line"], b"", into, timeout_s=20)[0] == 4
 
 
 def test_the_terminals_signals_do_not_reach_commands() -> None:

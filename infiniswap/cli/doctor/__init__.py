@@ -95,6 +95,7 @@ def examine(config: configuration.Config) -> Iterator[Finding]:
         ("root", host.root),
         ("library", host.library),
         ("seal", lambda: host.seal(config)),
+        ("host-key", lambda: host.host_key(config)),
         ("front-ends", host.front_ends),
         ("memory-cgroup", host.memory_cgroup),
         ("swap-safety", host.rights),

@@ -17,9 +17,11 @@ from infiniswap.device.frontends.base import Condition, FrontEnd
 from infiniswap.engine.seal import SealKeys
 from infiniswap.errors import UnavailableError
 from infiniswap.rights import has, lacking, way_to
+from infiniswap.secret import host_key_path
 from infiniswap.system.files import PROC, SYS, read_text, try_read_text
 from infiniswap.system.keep_awake import HALTPOLL, CpuLatencyRequest, IdleHost, idle_host
 from infiniswap.system.memory import host_memory, machine_memory, memory_hierarchy, parse_meminfo
+from infiniswap.system.tpm import Tpm
 from infiniswap.units import MIB, format_size_short
 
 _DEEP_US: Final = 20
@@ -105,6 +107,33 @@ def seal(config: Config, keys: SealKeys | None = None) -> Iterator[Finding]:
         "backup have them in plain text",
         "seal = true under [device], then stop and start the devices",
     )
+
+
+def host_key(config: Config, tpm: Tpm | None = None) -> Iterator[Finding]:
+    """Where the key is with which this host seals the keys of stopped devices; whether it opens."""
+    from infiniswap.device.spec import host_key as keys
+
+    path, tpm = host_key_path(config.device.backup_dir), tpm or Tpm()
+    if path.parent.exists() and not os.access(path.parent, os.X_OK):
+        return  # `root` says so
+    found = keys.place(path)
+    if found is None:
+        where = "sealed to the TPM of this host" if tpm.is_there() else f"in {path}"
+        yield good("host-key", f"none yet; the first device that needs one makes it, {where}")
+        return
+    with keys.opened(path, tpm, "NAME"):
+        pass
+    if found != path:
+        yield good("host-key", f"{found}: sealed to the TPM of this host")
+    elif tpm.is_there():
+        yield degraded(
+            "host-key",
+            f"{path}: in a file, so whoever has the disk can read the contents of stopped devices. "
+            "This host has a TPM",
+            f"{keys.move_command(path)}. On Debian that needs libtss2-esys-3.0.2-0 and libtss2-rc0",
+        )
+    else:
+        yield good("host-key", f"{path}: in a file, for root alone")
 
 
 def front_ends(places: Places | None = None) -> Iterator[Finding]:

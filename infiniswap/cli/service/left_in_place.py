@@ -44,7 +44,9 @@ def places(root: Path, config: Config) -> tuple[LeftPlace, ...]:
     purge = "infiniswap service uninstall --purge"
     of_donor = ("*.drain", "donor.pem", "donor.crt", "host-secret")
     of_port = ("metrics.pem", "metrics.crt")
-    contents = ("*.device", "*.tables", "*.key", "*.backup", "host-key", *of_port, *of_donor)
+    host_key = ("host-key", "host-key.tpm")
+    kept = ("*.device", "*.tables", "*.key", "*.backup", *host_key)
+    contents = (*kept, *of_port, *of_donor)
     found = [
         LeftPlace(
             DEFAULT_PATH.parent,

@@ -33,7 +33,7 @@ def prepare(parts: Parts, state_fd: int, key_fd: int, left: Left) -> None:
     """
     parts.make_client(is_start=False, kept=left.shown)
     parts.succession.note = left.note
-    parts.key.inherit(key_fd, parts.spec)
+    parts.key.inherit(key_fd, parts.paths, parts.spec)
     state = hand_over.reopen(state_fd)
     try:
         standby.check_state(state, parts.spec)

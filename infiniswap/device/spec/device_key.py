@@ -3,8 +3,12 @@
 
 A device without contents to keep has a key of its own for each start, which is gone with it. A
 device that keeps its contents has one key until it is removed: `NAME.key`, beside its tables, is
-that key sealed with the host's (`host-key` in `device.backup_dir`). It is written before the first
+that key sealed with the host's (infiniswap.device.spec.host_key). It is written before the first
 page, and looked after at a stop that keeps the contents, so it is there whenever tables are.
+
+A stop writes what the start has made, or what was read when the standby was made, so it does not
+wait for a TPM. `NAME.key` therefore says with which of the TPM's host keys it was made: only where
+somebody has exchanged that one, or removed `NAME.key`, a stop has to seal the device's key anew.
 
 Only descriptors pass through here. The one of the key goes to the holder, and from there to each
 standby (infiniswap.device.succession).
@@ -12,22 +16,23 @@ standby (infiniswap.device.succession).
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-from infiniswap.device.spec import contents
+from infiniswap.device.spec import contents, host_key
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec
-from infiniswap.engine.seal import SealKeys
+from infiniswap.engine.seal import SEALED_KEY_BYTES, SealKeys
 from infiniswap.errors import BackupError, EngineError, from_oserror
-from infiniswap.secret import forget_key, make_host_key, read_host_key
-from infiniswap.system.files import overwrite, replace_file, sync_directory
+from infiniswap.system.files import overwrite, replace_file
 from infiniswap.system.process import Degraded
+from infiniswap.system.tpm import Tpm
 
-_SEALED_BYTES_MAX = 4096
+log = logging.getLogger(__name__)
+
+_SAVED_BYTES_MAX = 4096
 
 
 class DeviceKey:
@@ -35,16 +40,19 @@ class DeviceKey:
 
     Args:
         keys: of the C library; None: those of the extension, loaded when they are needed.
+        tpm: of the host.
 
     Attributes:
         fd: of the key; -1: there is none, because pages are not sealed, or not yet.
         library: that seals pages; empty: none does.
     """
 
-    def __init__(self, keys: SealKeys | None = None) -> None:
+    def __init__(self, keys: SealKeys | None = None, tpm: Tpm | None = None) -> None:
         self.fd = -1
         self.library = ""
         self._made_keys = keys
+        self._tpm = tpm or Tpm()
+        self._saved = b""  # what `NAME.key` holds
         self._is_used_up = False
 
     @property
@@ -59,8 +67,9 @@ class DeviceKey:
         """For a start, before anything is attached: a new key, or that of the kept contents.
 
         Raises:
-            UnavailableError: nothing on this host can seal pages.
-            BackupError: the kept contents are sealed with a key that cannot be had.
+            UnavailableError: nothing on this host can seal pages, or its TPM no host key.
+            BackupError: the kept contents are sealed with a key that cannot be had, or the TPM does
+                not open the host's key.
             ConfigError: the host's key is open to others, or damaged.
             NotPermittedError, SystemCallError: the host's key cannot be written.
         """
@@ -72,14 +81,15 @@ class DeviceKey:
             return
         self.fd = self._keys.make()
         if contents.keeps_contents(spec):  # an error now is no reason for a stop to fail later
-            with _host_key(spec, make=True):
-                pass
+            host_key.make(Path(spec.host_key_file), self._tpm)
+            self._seal(spec)
 
-    def inherit(self, fd: int, spec: DeviceSpec) -> None:
+    def inherit(self, fd: int, paths: DevicePaths, spec: DeviceSpec) -> None:
         """For a standby.
 
         Args:
             fd: the predecessor's, which stays the caller's; -1: it has none.
+            paths: of the device.
             spec: of the device.
 
         Raises:
@@ -92,6 +102,15 @@ class DeviceKey:
             raise EngineError("the predecessor has left no key for its pages", code=errno.ENOKEY)
         self.library = self._keys.library()
         self.fd = os.dup(fd)
+        if contents.keeps_contents(spec):
+            try:
+                self._saved = _read(paths.key)
+            except OSError as error:
+                log.warning("%s: cannot read it: %s", paths.key, error.strerror)
+
+    def _seal(self, spec: DeviceSpec) -> None:
+        with host_key.opened(Path(spec.host_key_file), self._tpm, spec.name) as (key, mark):
+            self._saved = self._keys.save(self.fd, key) + mark
 
     def _load(self, paths: DevicePaths, spec: DeviceSpec) -> int:
         again = (
@@ -100,18 +119,18 @@ class DeviceKey:
         )
         what = f"the contents of device {spec.name} are sealed, and its key cannot be had"
         try:
-            with open(paths.key, "rb") as file:
-                sealed = file.read(_SEALED_BYTES_MAX)
+            sealed = _read(paths.key)[:SEALED_KEY_BYTES]
         except OSError as error:
             raise BackupError(
                 f"{what}: {error.strerror}", where=str(paths.key), mend=again
             ) from error
-        host_file = spec.host_key_file
-        if not os.path.lexists(host_file):
-            raise BackupError(f"{what}: the host's key is gone", where=host_file, mend=again)
+        path = Path(spec.host_key_file)
+        host_file = host_key.place(path)
+        if host_file is None:
+            raise BackupError(f"{what}: the host's key is gone", where=str(path), mend=again)
         try:
-            with _host_key(spec) as host_key:
-                return self._keys.load(sealed, host_key)
+            with host_key.opened(path, self._tpm, spec.name) as (key, mark):
+                fd = self._keys.load(sealed, key)
         except EngineError as error:
             if error.code != errno.EKEYREJECTED:
                 raise
@@ -120,6 +139,8 @@ class DeviceKey:
                 where=str(paths.key),
                 mend=again.replace("that file", "both files"),
             ) from error
+        self._saved = sealed + mark
+        return fd
 
     def keep(self, paths: DevicePaths, spec: DeviceSpec) -> None:
         """Makes sure that a device which keeps its contents has its key, sealed with the host's,
@@ -128,21 +149,24 @@ class DeviceKey:
 
         Raises:
             ConfigError: the host's key is open to others, or damaged.
+            BackupError: it has to be sealed anew, and the TPM does not open the host's key.
             NotPermittedError, SystemCallError: it cannot be written.
         """
         if not contents.keeps_contents(spec):
             return
-        sealed = None
+        path = Path(spec.host_key_file)
         if self.fd >= 0:
-            with _host_key(spec, make=True) as host_key:
-                sealed = self._keys.save(self.fd, host_key)
+            mark = host_key.mark(path)
+            if not mark or mark != self._saved[SEALED_KEY_BYTES:]:
+                host_key.make(path, None)  # in place of one that was lost
+                self._seal(spec)
         try:
-            if sealed is None:  # of discarded contents
+            if self.fd >= 0:
+                # It may be another key. No contents are kept while this one is not there.
+                replace_file(paths.key, self._saved, overwrites=True)
+            else:  # of discarded contents
                 overwrite(paths.key)
                 paths.key.unlink(missing_ok=True)
-            else:
-                # It may be another key. No contents are kept while this one is not there.
-                replace_file(paths.key, sealed, overwrites=True)
         except OSError as error:
             raise from_oserror(
                 "cannot keep the device's key", error, where=str(paths.key)
@@ -179,21 +203,9 @@ class DeviceKey:
             self.fd = -1
 
 
-@contextlib.contextmanager
-def _host_key(spec: DeviceSpec, *, make: bool = False) -> Iterator[bytearray]:
-    """The host's key, overwritten afterwards. ConfigError, NotPermittedError, SystemCallError."""
-    path = Path(spec.host_key_file)
-    if make and not os.path.lexists(path):
-        make_host_key(path)
-        try:
-            sync_directory(path.parent)
-        except OSError as error:
-            raise from_oserror("cannot keep the host's key", error, where=str(path)) from error
-    key = read_host_key(path)
-    try:
-        yield key
-    finally:
-        forget_key(key)
+def _read(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(_SAVED_BYTES_MAX)
 
 
 def _not_sealed(spec: DeviceSpec) -> Degraded:
