@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-before bench-apps check lint asan tsan fuzz mutations man site release format clean
+.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-before bench-apps check lint asan tsan fuzz mutations man site wheel release format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make tsan    C tests under ThreadSanitizer"
 	@echo "make fuzz    every fuzzer for FUZZ_SECONDS ($(FUZZ_SECONDS)); findings in build/fuzz/"
 	@echo "make man     writes the manual pages from the parsers and docs/man/"
+	@echo "make wheel   a package for x86-64 hosts without a compiler, in build/dist/"
 	@echo "make release gathers changes.d/ into CHANGELOG.md"
 	@echo "make site    the documentation as web pages, in build/site/"
 	@echo "make setup   only the set-up: system packages (as root), $(VENV)/, build/"
@@ -130,6 +131,21 @@ build/site-venv/.stamp: pyproject.toml
 
 site: build/site-venv/.stamp
 	@PYTHONPATH=tools:. build/site-venv/bin/python -m mkdocs --quiet build --strict
+
+# Built as `pip install .` does; then the libraries that it links are put into it (docs/adr/0043-wheel.md).
+# A commit gives the same bytes wherever it is built with the same tools: hence the copy, whose modes
+# no umask has made.
+WHEEL_SOURCES := CMakeLists.txt LICENSE README.md pyproject.toml csrc docs/completion docs/man infiniswap
+wheel: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
+wheel: $(VENV)/.stamp-venv
+	@rm -rf build/wheel build/dist && mkdir -p build/wheel/tree
+	@umask 022; tar --create --mode=u=rwX,go=rX --exclude=__pycache__ $(WHEEL_SOURCES) | tar --extract --directory build/wheel/tree
+	@umask 022; CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(RUN)/python -m pip wheel --quiet --disable-pip-version-check \
+		--no-build-isolation --no-deps --config-settings=cmake.define.ISW_WHEEL=ON \
+		--wheel-dir build/wheel build/wheel/tree
+	@umask 022; PATH="$(abspath $(RUN)):$$PATH" auditwheel repair --wheel-dir build/dist build/wheel/*.whl \
+		>build/wheel/auditwheel.log 2>&1 || { cat build/wheel/auditwheel.log; exit 1; }
+	@ls build/dist/*.whl
 
 # After the version in pyproject.toml and infiniswap/__init__.py was raised; the tag comes after the commit.
 release: setup

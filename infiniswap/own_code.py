@@ -52,8 +52,10 @@ def _all_paths() -> Iterator[tuple[Path, bool]]:
     installer makes all files of one alike."""
     found = code_paths()
     yield from ((path, False) for path in found)
-    for where, names, files in os.walk(Path(__file__).parent):
-        yield from ((Path(where, name), False) for name in (*names, *files))
+    package = Path(__file__).parent
+    for top in (package, package.with_name(f"{package.name}.libs")):  # a wheel's C libraries
+        for where, names, files in os.walk(top):
+            yield from ((Path(where, name), False) for name in ("", *names, *files))
     yield from ((parent, True) for path in found for parent in path.absolute().parents)
 
 

@@ -68,6 +68,8 @@ echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return d == 0 && n; }'
 have qemu-system-x86_64 || want qemu-system-x86
 have busybox || want busybox-static
 have nbd-client || want nbd-client
+# Fresh systems, in which the wheel is installed.
+have debootstrap || want debootstrap
 # The manual.
 have groff || want groff-base
 have mandoc || want mandoc

@@ -176,7 +176,7 @@ static uint64_t measure(const struct iswi_seal_ops *ops, const char **why_out)
 	int code = ops->make(1, &sealer);
 
 	if (code != 0) {
-		*why_out = strerror(-code);
+		*why_out = code == -ENOENT ? "it is not installed" : strerror(-code);
 		return took_ns;
 	}
 	if (passes(ops, sealer))
@@ -213,7 +213,7 @@ const struct iswi_seal_ops *iswi_seal_fastest(const struct iswi_seal_ops *const 
 	}
 	if (fastest == NULL)
 		iswi_error(error, -ENOTSUP,
-			   "%s cannot seal pages on this host: %s; reinstall OpenSSL's libcrypto "
+			   "%s cannot seal pages on this host: %s; install OpenSSL 3 "
 			   "(Debian: apt install --reinstall libssl3)",
 			   useless->name, why);
 	return fastest;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Sealing by OpenSSL's libcrypto (EVP), version 3.0 or later.
+ * Sealing by OpenSSL's libcrypto (EVP), version 3.0 or later. The host's own is loaded at run time,
+ * so that its security fixes reach a wheel's users too (ADR 43); nothing is linked.
  *
  * EVP does its work in contexts, each of which one thread may use at a time, so a sealer has a pool
  * of pairs: one context that seals, one that opens. A thread takes a pair for one page. A context
@@ -20,10 +21,23 @@
 #include <string.h>
 #include <time.h>
 
+#include "util/util.h"
+
 /* More than the threads of a device that work on pages at once, mostly. */
 #define PAIRS       64u
 #define RETRY_NS    20000
 #define BLOCK_BYTES 16u
+
+struct libcrypto {
+	__typeof__(EVP_CIPHER_fetch) *cipher_fetch;
+	__typeof__(EVP_CIPHER_free) *cipher_free;
+	__typeof__(EVP_CIPHER_CTX_new) *context_new;
+	__typeof__(EVP_CIPHER_CTX_free) *context_free;
+	__typeof__(EVP_CIPHER_CTX_ctrl) *context_ctrl;
+	__typeof__(EVP_CipherInit_ex) *init;
+	__typeof__(EVP_CipherUpdate) *update;
+	__typeof__(EVP_CipherFinal_ex) *final;
+};
 
 struct raw_key {
 	uint64_t version; /* 0: there is none yet */
@@ -44,6 +58,7 @@ struct openssl_sealer {
 	atomic_uint_fast64_t taken;
 	size_t bytes; /* of all this memory */
 	uint32_t keys;
+	struct libcrypto lib;
 	EVP_CIPHER *cipher;
 	struct keyed_context seal[PAIRS], open[PAIRS];
 	struct raw_key key[];
@@ -106,31 +121,32 @@ static bool begin(const struct openssl_sealer *s, struct keyed_context *context,
 	assert(what->key < s->keys && key->version > 0);
 	assert(what->bytes <= INT_MAX && what->data_bytes <= INT_MAX);
 	context->version = 0;
-	if (EVP_CipherInit_ex(context->evp, NULL, NULL, has_it ? NULL : key->bytes, what->nonce,
-			      sealing) != 1)
+	if (s->lib.init(context->evp, NULL, NULL, has_it ? NULL : key->bytes, what->nonce,
+			sealing) != 1)
 		return false;
 	context->number = what->key;
 	context->version = key->version;
 	return true;
 }
 
-static bool compute(EVP_CIPHER_CTX *evp, const struct iswi_sealing *what)
+static bool compute(const struct libcrypto *lib, EVP_CIPHER_CTX *evp,
+		    const struct iswi_sealing *what)
 {
 	int bytes;
 
 	if (what->data_bytes > 0 &&
-	    EVP_CipherUpdate(evp, NULL, &bytes, what->data, (int)what->data_bytes) != 1)
+	    lib->update(evp, NULL, &bytes, what->data, (int)what->data_bytes) != 1)
 		return false;
 	return what->bytes == 0 ||
-	       EVP_CipherUpdate(evp, what->out, &bytes, what->in, (int)what->bytes) == 1;
+	       lib->update(evp, what->out, &bytes, what->in, (int)what->bytes) == 1;
 }
 
-static bool finish(EVP_CIPHER_CTX *evp)
+static bool finish(const struct libcrypto *lib, EVP_CIPHER_CTX *evp)
 {
 	unsigned char none[BLOCK_BYTES];
 	int bytes;
 
-	return EVP_CipherFinal_ex(evp, none, &bytes) == 1;
+	return lib->final(evp, none, &bytes) == 1;
 }
 
 static void openssl_seal(struct iswi_sealer *sealer, const struct iswi_sealing *what,
@@ -140,8 +156,9 @@ static void openssl_seal(struct iswi_sealer *sealer, const struct iswi_sealing *
 	const uint32_t pair = take(s, what->key);
 	EVP_CIPHER_CTX *evp = s->seal[pair].evp;
 	bool sealed =
-		begin(s, &s->seal[pair], what, 1) && compute(evp, what) && finish(evp) &&
-		EVP_CIPHER_CTX_ctrl(evp, EVP_CTRL_AEAD_GET_TAG, ISWI_SEAL_TAG_BYTES, tag_out) == 1;
+		begin(s, &s->seal[pair], what, 1) && compute(&s->lib, evp, what) &&
+		finish(&s->lib, evp) &&
+		s->lib.context_ctrl(evp, EVP_CTRL_AEAD_GET_TAG, ISWI_SEAL_TAG_BYTES, tag_out) == 1;
 
 	give_back(s, pair);
 	/* With valid arguments nothing fails: the context has all that it needs since make. */
@@ -160,9 +177,9 @@ static bool openssl_open(struct iswi_sealer *sealer, const struct iswi_sealing *
 
 	memcpy(expected, tag, sizeof(expected));
 	opened = begin(s, &s->open[pair], what, 0) &&
-		 EVP_CIPHER_CTX_ctrl(evp, EVP_CTRL_AEAD_SET_TAG, ISWI_SEAL_TAG_BYTES, expected) ==
+		 s->lib.context_ctrl(evp, EVP_CTRL_AEAD_SET_TAG, ISWI_SEAL_TAG_BYTES, expected) ==
 			 1 &&
-		 compute(evp, what) && finish(evp);
+		 compute(&s->lib, evp, what) && finish(&s->lib, evp);
 	give_back(s, pair);
 	if (!opened && what->bytes > 0)
 		memset(what->out, 0, what->bytes);
@@ -187,21 +204,36 @@ static void openssl_destroy(struct iswi_sealer *sealer)
 	if (s == NULL)
 		return;
 	for (uint32_t i = 0; i < PAIRS; i++) {
-		EVP_CIPHER_CTX_free(s->seal[i].evp); /* overwrites its expanded key */
-		EVP_CIPHER_CTX_free(s->open[i].evp);
+		s->lib.context_free(s->seal[i].evp); /* overwrites its expanded key */
+		s->lib.context_free(s->open[i].evp);
 	}
-	EVP_CIPHER_free(s->cipher);
+	s->lib.cipher_free(s->cipher);
 	iswi_seal_memory_end(s, s->bytes);
+}
+
+static int load(struct libcrypto *lib)
+{
+	const struct iswi_function wanted[] = {
+		{"EVP_CIPHER_fetch", &lib->cipher_fetch},
+		{"EVP_CIPHER_free", &lib->cipher_free},
+		{"EVP_CIPHER_CTX_new", &lib->context_new},
+		{"EVP_CIPHER_CTX_free", &lib->context_free},
+		{"EVP_CIPHER_CTX_ctrl", &lib->context_ctrl},
+		{"EVP_CipherInit_ex", &lib->init},
+		{"EVP_CipherUpdate", &lib->update},
+		{"EVP_CipherFinal_ex", &lib->final},
+	};
+
+	return iswi_load_functions("libcrypto.so.3", "libssl3", wanted, ISWI_ARRAY_LEN(wanted),
+				   NULL);
 }
 
 static int make_context(struct openssl_sealer *s, struct keyed_context *context, int sealing)
 {
-	context->evp = EVP_CIPHER_CTX_new();
+	context->evp = s->lib.context_new();
 	if (context->evp == NULL)
 		return -ENOMEM;
-	return EVP_CipherInit_ex(context->evp, s->cipher, NULL, NULL, NULL, sealing) == 1
-		       ? 0
-		       : -ENOTSUP;
+	return s->lib.init(context->evp, s->cipher, NULL, NULL, NULL, sealing) == 1 ? 0 : -ENOTSUP;
 }
 
 static int openssl_make(uint32_t keys, struct iswi_sealer **sealer_out)
@@ -216,7 +248,12 @@ static int openssl_make(uint32_t keys, struct iswi_sealer **sealer_out)
 	s = memory;
 	s->bytes = bytes;
 	s->keys = keys;
-	s->cipher = EVP_CIPHER_fetch(NULL, "AES-256-GCM", NULL);
+	code = load(&s->lib);
+	if (code != 0) {
+		iswi_seal_memory_end(s, bytes);
+		return code;
+	}
+	s->cipher = s->lib.cipher_fetch(NULL, "AES-256-GCM", NULL);
 	if (s->cipher == NULL)
 		code = -ENOTSUP;
 	for (uint32_t i = 0; i < PAIRS && code == 0; i++) {

@@ -37,7 +37,8 @@ struct iswi_seal_ops {
 	const char *name;
 	/*
 	 * A sealer with room for so many keys. Its memory is left out of core dumps and of
-	 * children. Any thread, may block. -ENOTSUP: library or processor lacks something; -ENOMEM.
+	 * children. Any thread, may block. -ENOENT: this host lacks the library; -ENOTSUP: library
+	 * or processor lacks something; -ENOMEM.
 	 */
 	int (*make)(uint32_t keys, struct iswi_sealer **sealer_out);
 	/* Accepts NULL. Keys are overwritten. */

@@ -65,6 +65,19 @@ int iswi_read_full(int fd, void *data, size_t bytes);
 /* Tries to get a lock that a killed process may still hold; 0, or -EWOULDBLOCK, or -errno. */
 int iswi_flock_wait(int fd, uint32_t wait_ms_max);
 
+/* A function of a library, and where its address goes: a pointer to such functions. */
+struct iswi_function {
+	const char *name;
+	void *address_out;
+};
+/*
+ * Loads a library for good and looks its functions up. -ENOENT: this host lacks the library, or
+ * that lacks a function; the error says so, and names Debian's packages. May block.
+ */
+int iswi_load_functions(const char *library, const char *packages,
+			const struct iswi_function *functions, size_t count,
+			struct isw_error *error);
+
 /* ---- events to Python: bounded ring + eventfd */
 #define ISWI_EVENT_RING 1024
 struct iswi_events {

@@ -4,7 +4,6 @@
  * and the inline functions that go through an object's own table are used, so nothing is linked.
  */
 #define _GNU_SOURCE 1
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -17,7 +16,6 @@
 #include "verbs/sysfs.h"
 #include "verbs/verbs.h"
 
-#define LIBRARY  "libibverbs.so.1"
 #define POLL_MAX 32u
 #define POST_MAX 16u
 /*
@@ -98,10 +96,7 @@ struct iswi_vqp {
 
 static int load(struct lib *lib, struct isw_error *error)
 {
-	const struct {
-		const char *name;
-		void *function;
-	} wanted[] = {
+	const struct iswi_function wanted[] = {
 		{"ibv_get_device_list", &lib->get_device_list},
 		{"ibv_free_device_list", &lib->free_device_list},
 		{"ibv_get_device_name", &lib->get_device_name},
@@ -125,23 +120,9 @@ static int load(struct lib *lib, struct isw_error *error)
 		{"ibv_destroy_qp", &lib->destroy_qp},
 		{"ibv_wc_status_str", &lib->wc_status_str},
 	};
-	/* Never unloaded: providers leave things behind. Opened again it is the same one. */
-	void *handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 
-	if (handle == NULL)
-		return iswi_error(error, -ENOENT,
-				  "%s is not installed (Debian: apt install libibverbs1 "
-				  "ibverbs-providers)",
-				  LIBRARY);
-	for (size_t i = 0; i < ISWI_ARRAY_LEN(wanted); i++) {
-		void *symbol = dlsym(handle, wanted[i].name);
-
-		if (symbol == NULL)
-			return iswi_error(error, -ENOENT, "%s has no function %s: it is too old",
-					  LIBRARY, wanted[i].name);
-		memcpy(wanted[i].function, &symbol, sizeof(symbol));
-	}
-	return 0;
+	return iswi_load_functions("libibverbs.so.1", "libibverbs1 ibverbs-providers", wanted,
+				   ISWI_ARRAY_LEN(wanted), error);
 }
 
 static int no_devices(int code, struct isw_error *error)

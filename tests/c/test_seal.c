@@ -312,6 +312,26 @@ TEST(test_what_fails_its_self_test_is_never_chosen)
 	CHECK(strstr(error.text, "self-test") != NULL);
 }
 
+static int cannot_load(uint32_t keys, struct iswi_sealer **sealer_out)
+{
+	(void)keys;
+	(void)sealer_out;
+	return -ENOENT;
+}
+
+TEST(test_a_host_without_the_library_is_told_what_to_install)
+{
+	struct iswi_seal_ops absent = *library(0);
+	const struct iswi_seal_ops *some[] = {&absent, NULL};
+	struct isw_error error = {0};
+
+	absent.make = cannot_load;
+	CHECK(iswi_seal_fastest(some, &error) == NULL);
+	CHECK_EQ(error.code, -ENOTSUP);
+	CHECK(strstr(error.text, "it is not installed; install OpenSSL 3") != NULL);
+	CHECK(strstr(error.text, "libssl3") != NULL);
+}
+
 TEST(test_the_fastest_is_chosen)
 {
 	struct iswi_seal_ops slow = *library(0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Latency buckets, errors, whole reads and threads. */
+/* Latency buckets, errors, whole reads, threads, and libraries that are loaded. */
 #define _GNU_SOURCE 1
 #include <errno.h>
 #include <signal.h>
@@ -90,4 +90,19 @@ TEST(test_thread)
 	CHECK(strcmp(name, "a-name-that-is-") == 0);
 	pthread_sigmask(SIG_SETMASK, NULL, &mine);
 	CHECK(!sigismember(&mine, SIGTERM));
+}
+
+TEST(test_functions_of_a_library)
+{
+	size_t (*length)(const char *text) = NULL;
+	struct iswi_function wanted[] = {{"strlen", &length}, {"isw_no_such", &length}};
+	struct isw_error error = {0};
+
+	CHECK_OK(iswi_load_functions("libc.so.6", "libc6", wanted, 1, &error), error);
+	CHECK_EQ(length("four"), 4);
+	CHECK_EQ(iswi_load_functions("libc.so.6", "libc6", wanted, 2, &error), -ENOENT);
+	CHECK(strstr(error.text, "libc.so.6 has no function isw_no_such") != NULL);
+	CHECK_EQ(iswi_load_functions("libisw-none.so", "isw-none", wanted, 1, &error), -ENOENT);
+	CHECK(strstr(error.text, "libisw-none.so is not installed") != NULL);
+	CHECK(strstr(error.text, "apt install isw-none") != NULL);
 }

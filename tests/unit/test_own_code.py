@@ -102,3 +102,15 @@ def test_a_command_of_root_refuses_a_package_that_others_can_write(tmp_path: Pat
         assert "root would run code that others can change" in done.stderr
         assert ran(*argv, "status", "--help", env=clean).returncode == 0
         module.chmod(0o644)
+    os.chown(package, 0, -1)
+    libraries = tmp_path / "infiniswap.libs"  # a wheel's, beside the package
+    libraries.mkdir(mode=0o755)
+    library = libraries / "libfuse3.so"
+    library.touch(0o644)
+    for path in (library, libraries):
+        assert ran(*argv, "status", "--donors", "127.0.0.1:1", env=clean).returncode == 0
+        path.chmod(0o777)
+        done = ran(*argv, "status", "--donors", "127.0.0.1:1", env=clean)
+        assert done.returncode == NotPermittedError.exit_code, done.stderr
+        assert str(path) in done.stderr.replace("\n", "")
+        path.chmod(0o755)
