@@ -147,8 +147,8 @@ def test_what_a_release_seals_and_cannot_open_is_not_used(
 @pytest.mark.parametrize(
     ("ill", "words"),
     [
-        ("encrypt says TPM in lockout", "systemd-creds encrypt: first a line of a library; TPM in lockout"),
-        ("decrypt says TPM in lockout", "systemd-creds decrypt: first a line of a library; TPM in lockout"),
+        ("encrypt says TPM in lockout", "encrypt: first a line of a library; TPM in lockout"),
+        ("decrypt says TPM in lockout", "decrypt: first a line of a library; TPM in lockout"),
         ("encrypt gives garbage", "systemd-creds decrypt: "),
         ("decrypt gives garbage", "not 32 bytes"),
         ("decrypt gives other bytes", "what it seals does not open"),
