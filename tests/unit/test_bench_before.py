@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isw_bench import before
+from isw_bench import before, children
 from isw_bench.before import Key, Pairs
 
 STUB = """#!{python}
@@ -119,6 +119,21 @@ def test_a_tree_that_writes_no_results_ends_the_run(
     (tmp_path / "before/.venv/bin/python").write_text("#!/bin/sh\nexit 1\n")
     assert before.main(["v1", "peers", "--output", str(tmp_path / "out")]) != 0
     assert "wrote no results" in capsys.readouterr().err
+
+
+def test_programs_of_a_benchmark_get_the_settings_that_were_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And none of the host's own installation."""
+    for name in ("INFINISWAP_DEVICE_SEAL", "INFINISWAP_DEVICE_STAGING"):
+        monkeypatch.setenv(name, "of the host")
+    _, _, kept, change, *_ = before._python(tmp_path, changes=["INFINISWAP_DEVICE_SEAL=false"])
+    for text in (kept, change):
+        name, _, value = text.partition("=")
+        monkeypatch.setenv(name, value)
+    found = children.environment("mark")
+    assert found["INFINISWAP_DEVICE_SEAL"] == "false"
+    assert "INFINISWAP_DEVICE_STAGING" not in found
 
 
 def test_an_environment_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

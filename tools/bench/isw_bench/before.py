@@ -23,6 +23,7 @@ from typing import Any
 
 from infiniswap.errors import InfiniswapError, SystemCallError, UsageError
 from infiniswap.system.interrupts import Interrupted, Interrupts
+from isw_bench.children import KEPT
 from isw_bench.results import format_spread, format_value
 from isw_bench.stats import Spread, pair_ratios, spread
 from isw_bench.suite import ROOT
@@ -164,7 +165,8 @@ def build(tree: Path) -> None:
 
 def _python(tree: Path, *argv: str, changes: Sequence[str] = ()) -> list[str]:
     path = f"PYTHONPATH={tree / 'tools/bench'}"
-    return ["env", path, *changes, str(tree / ".venv/bin/python"), *argv]
+    kept = " ".join(change.partition("=")[0] for change in changes)
+    return ["env", path, f"{KEPT}={kept}", *changes, str(tree / ".venv/bin/python"), *argv]
 
 
 def measure(

@@ -28,14 +28,17 @@ _RAISE = f'echo "$1" 2>/dev/null >{_AUTOGROUP}; shift; exec "$@"'
 _TERM_S = 20.0
 _KILL_S = 10.0
 _LOG_LINES = 8
+KEPT = "ISW_BENCH_KEPT"
+"""A variable: the names of settings that count in a benchmark, with spaces between them."""
 
 
 def environment(mark: str, changes: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's, without settings of the host's own installation, plus the mark."""
+    kept = {CODE_OWNER, *os.environ.get(KEPT, "").split()}
     env = {
         name: text
         for name, text in os.environ.items()
-        if not name.startswith("INFINISWAP_") or name == CODE_OWNER
+        if not name.startswith("INFINISWAP_") or name in kept
     }
     path = f"{env.get('PATH', os.defpath)}:{SEARCH_PATH}"
     return {**env, "PATH": path, "LC_ALL": "C", MARK: mark, **(changes or {})}
