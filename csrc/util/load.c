@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Libraries that a host may lack, or should keep up to date by itself: loaded at run time. */
+/* Loads libraries at run time: a host may lack them, or brings its own updates of them. */
 #define _GNU_SOURCE 1
 #include <dlfcn.h>
 #include <errno.h>

@@ -218,14 +218,12 @@ def _backup(
     from infiniswap.cli.config.paths import PROBE_NAME, existing
     from infiniswap.config_text import toml_value
     from infiniswap.system.backup import check_backup
-    from infiniswap.system.bounded import within
-    from infiniswap.system.service_units import capabilities_by_hand
+    from infiniswap.system.service_units import as_device
 
-    check, left = check or check_backup, capabilities_by_hand()
+    check = check or check_backup
 
     def check_there(directory: Path) -> None:
-        """As a device's process may, which has not all of root's rights."""
-        within(left, lambda: check(directory / PROBE_NAME, MIB))
+        as_device(lambda: check(directory / PROBE_NAME, MIB))
 
     default = configuration.DeviceConfig().backup_dir
     try:

@@ -10,18 +10,21 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from infiniswap import rights
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError, from_oserror
 from infiniswap.rights import DONOR_USER, device_capabilities
+from infiniswap.system.bounded import within
 from infiniswap.system.files import PROC, try_read_text
 from infiniswap.system.job_cgroup import systemd_makes_them
 from infiniswap.system.memory import memory_hierarchy
+
+_Result = TypeVar("_Result")
 
 DAEMON_UNIT: Final = "infiniswapd.service"
 DEVICE_UNIT: Final = "infiniswap-device@.service"
@@ -79,6 +82,16 @@ def capabilities_by_hand() -> tuple[str, ...]:
     if rights.has("CAP_SYS_RESOURCE"):
         return keep
     return (*keep, "CAP_IPC_LOCK", "CAP_SYS_NICE")
+
+
+def as_device(work: Callable[[], _Result]) -> _Result:
+    """Does something with the rights of a device's process, which has fewer than root.
+
+    Raises:
+        NotPermittedError, SystemCallError: see bounded.within.
+        Others: of `work`.
+    """
+    return within(capabilities_by_hand(), work)
 
 
 def capabilities_of_unit(root: Path = Path("/")) -> frozenset[str] | None:

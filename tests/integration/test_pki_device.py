@@ -140,15 +140,22 @@ def test_a_standby_that_finds_certificates_broken_shows_what_its_predecessor_did
     until(lambda: not troubles(device), "the renewed certificate in use")
 
 
+def of_two(first: Authority, second: Authority) -> tuple[CertificateFiles, CertificateFiles, bytes]:
+    """Files of a donor and of a consumer, each of an authority; both trust both, whose certificates
+    come last."""
+    both = first.pair.certificate + second.pair.certificate
+    donor, consumer = first.files("h1", BOTH), second.files("h2", [Role.CONSUMER])
+    for files in (donor, consumer):
+        files.ca.write_bytes(both)
+    return donor, consumer, both
+
+
 def test_a_device_leaves_a_donor_whose_authority_was_removed(
     cluster: Cluster, tmp_path: Path, authority: Authority
 ) -> None:
     """Its pages there are read on, until the donor takes them back."""
     other = Authority(tmp_path / "other")
-    both = authority.pair.certificate + other.pair.certificate
-    donor, consumer = authority.files("h1", BOTH), other.files("h2", [Role.CONSUMER])
-    for files in (donor, consumer):
-        files.ca.write_bytes(both)
+    donor, consumer, both = of_two(authority, other)
     cluster.env |= environment(donor)
     cluster.donor()
     cluster.env |= environment(consumer)
@@ -172,11 +179,7 @@ def test_a_device_without_a_backup_keeps_its_pages_when_an_authority_is_replaced
     cluster: Cluster, tmp_path: Path, authority: Authority
 ) -> None:
     """Its session began with a certificate of the authority that the donor then removes."""
-    old = Authority(tmp_path / "old")
-    both = authority.pair.certificate + old.pair.certificate
-    of_donor, consumer = authority.files("h1", BOTH), old.files("h2", [Role.CONSUMER])
-    for files in (of_donor, consumer):
-        files.ca.write_bytes(both)
+    of_donor, consumer, _ = of_two(authority, Authority(tmp_path / "old"))
     cluster.env |= environment(of_donor)
     donor = cluster.donor()
     cluster.env |= environment(consumer)

@@ -21,8 +21,7 @@ from infiniswap.secret import (
     read_password,
 )
 from infiniswap.system.backup import check_backup
-from infiniswap.system.bounded import within
-from infiniswap.system.service_units import capabilities_by_hand
+from infiniswap.system.service_units import as_device
 from infiniswap.units import MIB
 
 PROBE_NAME = ".infiniswap-check.backup"
@@ -59,8 +58,6 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
     yield from _guard(lambda: check_listen_secret(config.daemon.listen, config.cluster.trust_file))
     yield from _guard(lambda: check_credentials(config))
     yield from _guard(lambda: _host_key(config))
-    # The device's process has not all of root's rights.
-    device = capabilities_by_hand()
     yield from _guard(
         lambda: check_metrics_listen(
             config.device.metrics_listen, config.metrics_token(), config.cluster.ca_file
@@ -77,8 +74,8 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
         if directory is not None:
             check = functools.partial(check_directory, key, directory)
             is_device = key.startswith("device.")
-            yield from _guard(functools.partial(within, device, check) if is_device else check)
-    yield from within(device, lambda: list(_backup(config, has_devices)))
+            yield from _guard(functools.partial(as_device, check) if is_device else check)
+    yield from as_device(lambda: list(_backup(config, has_devices)))
     yield from _guard(lambda: check_discovery(config))
 
 

@@ -28,8 +28,7 @@ from infiniswap.device.spec.spec import (
 )
 from infiniswap.discovery.static import only_these
 from infiniswap.errors import ConflictError, NotPermittedError, UsageError
-from infiniswap.system.bounded import within
-from infiniswap.system.service_units import capabilities_by_hand
+from infiniswap.system.service_units import as_device
 from infiniswap.units import format_size, parse_host_ports
 
 
@@ -205,7 +204,7 @@ def prepare_backup_dir(spec: DeviceSpec, paths: rundir.DevicePaths) -> None:
 
     if contents.keeps_record(spec) or spec.backup == str(paths.backup):
         try:
-            within(capabilities_by_hand(), make)
+            as_device(make)
         except OSError as error:
             mend = "Run it as root, or name another place with --backup."
             if os.geteuid() == 0:

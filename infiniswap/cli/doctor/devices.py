@@ -16,7 +16,6 @@ from infiniswap.device.control.listing import local_devices
 from infiniswap.donor import home as homes
 from infiniswap.system import service_units
 from infiniswap.system.backup import check_backup
-from infiniswap.system.bounded import within
 from infiniswap.system.files import is_held
 from infiniswap.units import MIB, format_size_short
 
@@ -52,9 +51,7 @@ def backup(config: Config) -> Iterator[Finding]:
     existing = directory
     while not existing.exists():
         existing = existing.parent
-    # As a device's process may, which has not all of root's rights.
-    left = service_units.capabilities_by_hand()
-    within(left, lambda: check_backup(existing / ".infiniswap-doctor.backup", MIB))
+    service_units.as_device(lambda: check_backup(existing / ".infiniswap-doctor.backup", MIB))
     disk = os.statvfs(existing)
     text = f"{directory}: {format_size_short(disk.f_bavail * disk.f_frsize)} free"
     if disk.f_bavail < _FREE_SHARE_MIN * disk.f_blocks:

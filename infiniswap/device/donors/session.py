@@ -57,7 +57,7 @@ class DonorSession:
         return session
 
     def end_unless_trusted(self, authorities: frozenset[bytes]) -> None:
-        """Ends a session with a donor whose authority is not trusted any more."""
+        """Ends the session if this host no longer trusts the donor's authority."""
         session = self.current
         if session and session.proved and session.proved.authority not in authorities:
             session.end()
