@@ -115,7 +115,7 @@ def _check(args: argparse.Namespace, command: list[str]) -> Local:
         with named("--size"):
             parse_page_size(args.size)
     if args.device is not None:
-        for name in ("donors", "frontend", "backup", "transport", "slab", "staging"):
+        for name in ("donors", "frontend", "backup", "transport", "slab", "staging", "tenant"):
             if getattr(args, name) is not None:
                 raise UsageError(
                     f"--{name} cannot be used together with --device: that device has its own",

@@ -106,6 +106,7 @@ def _start_device(
         swap=True,
         ephemeral=True,
         owner_pid=os.getpid(),
+        job=request.command[0],
     )
     spec = inherit.recorded(spec, others)
     try:
