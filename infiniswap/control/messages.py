@@ -498,7 +498,8 @@ class MemoryStatus(Struct, frozen=True, kw_only=True):
 class LeaseStatus(Struct, frozen=True, kw_only=True):
     """One lease; `state` is "active", "grace" or "expired".
 
-    `host_certified`: `host_name` is that of the host's certificate; else the device claims it.
+    `host_certified`: `host_name` is that of the host's certificate; false: the device claims it;
+    null: an older daemon does not say.
     `job`, `user`, `uid`, `tenant`: as in LeaseUse, all claimed. `granted_unix_s`: when it was
     granted; null where an older daemon has granted it. `transport`: "rdma", "tcp" or, without a
     data connection, empty. `pages_per_s`: average of pages read and written; null where pages
@@ -518,7 +519,7 @@ class LeaseStatus(Struct, frozen=True, kw_only=True):
     connections: Count
     read_bytes: U53
     write_bytes: U53
-    host_certified: bool = False
+    host_certified: bool | None = None
     job: Label = ""
     user: Label = ""
     uid: U53 | None = None

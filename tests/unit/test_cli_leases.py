@@ -26,7 +26,15 @@ def of(*found: dict[str, Any], **changes: Any) -> m.Status:
     )
 
 
-SMALL = lease(lease=1, host_name="near", slots_mapped=1, job="sort", user="ada", uid=1000)
+SMALL = lease(
+    lease=1,
+    host_name="near",
+    slots_mapped=1,
+    job="sort",
+    user="ada",
+    uid=1000,
+    host_certified=False,
+)
 LARGE = lease(
     lease=2,
     host_name="far",
@@ -105,12 +113,15 @@ def test_json_has_what_the_donor_says_and_sums() -> None:
     assert (small["since"], small["job"], small["uid"]) == (None, "sort", 1000)
 
 
-def test_an_older_daemon_says_less() -> None:
+def test_an_older_daemon_says_less(capsys: pytest.CaptureFixture[str]) -> None:
     old = lease(slots_mapped=1)
     assert not old.keys() & {"job", "user", "tenant", "granted_unix_s"}
     (one,) = command.leases_json(ADDRESS, of(old))["leases"]
     assert (one["job"], one["user"], one["uid"], one["since"]) == ("", "", None, None)
-    assert one["pages_per_s"] is None
+    assert (one["pages_per_s"], one["host_certified"]) == (None, None)
+    lines = printed(capsys, of(old))
+    assert leases.CLAIMED_NOTE not in lines
+    assert any(line.split()[:3] == ["consumer", "-", "-"] for line in lines)
 
 
 def test_a_clock_that_was_far_off_is_no_failure() -> None:

@@ -52,7 +52,7 @@ class ListedLease:
     def cells(self) -> Iterator[tuple[str, str]]:
         """Heading and text of each column."""
         lease = self.lease
-        claimed = "" if lease.host_certified else CLAIMED
+        claimed = CLAIMED if lease.host_certified is False else ""
         user = lease.user or (_UNKNOWN if lease.uid is None else f"uid {lease.uid}")
         rate = lease.pages_per_s
         yield "host", f"{lease.host_name}{claimed}"
@@ -120,7 +120,7 @@ def printable(text: str) -> str:
 
 def is_any_claimed(leases: Iterable[ListedLease]) -> bool:
     """Whether the names of some hosts are not proved."""
-    return any(not one.lease.host_certified for one in leases)
+    return any(one.lease.host_certified is False for one in leases)
 
 
 def held_by_tenant(leases: Iterable[ListedLease]) -> dict[str, int]:
