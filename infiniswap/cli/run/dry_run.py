@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from infiniswap import config as configuration
 from infiniswap.cli.common.leases import printable
@@ -18,12 +18,14 @@ from infiniswap.device.api import DeviceStatus, DonorRow
 from infiniswap.device.control import client, member_client
 from infiniswap.device.jobs import beside
 from infiniswap.device.jobs.started_by import started_by
-from infiniswap.device.process.rehearsal import DonorAnswer, Rehearsal, rehearse
 from infiniswap.device.spec import rundir
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.system.job_cgroup import systemd_makes_them
 from infiniswap.system.memory import memory_hierarchy
 from infiniswap.units import format_size, format_size_short
+
+if TYPE_CHECKING:
+    from infiniswap.device.process.rehearsal import DonorAnswer, Rehearsal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +131,8 @@ def make(request: RunRequest, config: configuration.Config) -> Plan:
         status = client.status(paths)
         device.require_swap(status)
         return _joined(request, status)
+    from infiniswap.device.process.rehearsal import rehearse
+
     others = beside.running(run_dir, backup_dir)
     spec, paths, why = device.new_spec(request, config, others)
     left = tuple(name for name in rundir.died_names(run_dir) if beside.is_of_run(name))
@@ -203,6 +207,8 @@ def _joined(request: RunRequest, status: DeviceStatus) -> Plan:
 
 
 def _donor_of(row: DonorRow) -> DonorAnswer:
+    from infiniswap.device.process.rehearsal import DonorAnswer
+
     return DonorAnswer(
         address=row.address,
         name=row.name,
