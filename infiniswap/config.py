@@ -24,6 +24,7 @@ from typing import Any, Final, NoReturn
 
 from infiniswap.config_values import convert, nearest
 from infiniswap.errors import ConfigError, UsageError
+from infiniswap.fields import LABEL_LENGTH_MAX, is_label
 from infiniswap.keys import Keys
 from infiniswap.own_code import CODE_OWNER
 from infiniswap.peers import read_peers
@@ -220,6 +221,10 @@ class DeviceConfig:
     seal: bool = _bool(True)
     """true: pages are sealed (AES-256-GCM) before they leave the device's process, so that donors,
     the network and the backup have nothing to read, and a page that was changed is noticed."""
+    tenant: str = _text("")
+    """On whose account donors list the leases of this host's devices; empty: the host's."""
+    tell_user: bool = _bool(True)
+    """true: donors are told the name of a job's program and who has started the device."""
     standby: str = _choice("on", "on", "off")
     """on: a second process is ready, locked in memory, and takes over when the device's dies."""
     metrics_listen: HostPort | None = _address(None, METRICS_PORT)
@@ -634,6 +639,11 @@ def check_together(config: Config) -> Iterator[ConfigError]:
     for section, key in (("device", "backup_dir"), ("device", "run_dir"), ("daemon", "state_dir")):
         if getattr(getattr(config, section), key) is None:
             yield ConfigError(f"{section}.{key} is empty", mend="Give an absolute path.")
+    if not is_label(device.tenant):
+        yield ConfigError(
+            f"device.tenant: {device.tenant!a} cannot be the name of a tenant",
+            mend=f"Use up to {LABEL_LENGTH_MAX} printable characters, with no space at an end.",
+        )
     yield from _check_trust(config.cluster)
     yield from _check_mqtt(config)
 

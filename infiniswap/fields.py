@@ -35,6 +35,16 @@ Name: TypeAlias = Annotated[
 """For tables and log lines, which it must not be able to forge: no control characters, no line or
 paragraph separators, nothing that turns the direction of what follows."""
 Text: TypeAlias = Annotated[str, Meta(max_length=512)]
+Label: TypeAlias = Annotated[str, Meta(max_length=128)]
+"""What a peer calls something; may be empty. It is cleaned where it enters (control/text.py)."""
 Versions: TypeAlias = Annotated[
     list[Annotated[int, Meta(ge=0, le=65_535)]], Meta(min_length=1, max_length=16)
 ]
+
+LABEL_LENGTH_MAX: Final = 64
+"""Characters of a label of ours: a job, a user, a tenant."""
+
+
+def is_label(text: str) -> bool:
+    """Whether somebody may call a tenant so; empty: nobody has called it anything."""
+    return len(text) <= LABEL_LENGTH_MAX and text.isprintable() and text == text.strip()

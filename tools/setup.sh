@@ -74,6 +74,7 @@ have debootstrap || want debootstrap
 have groff || want groff-base
 have mandoc || want mandoc
 have zsh || want zsh
+have fish || want fish
 # promtool, which checks metrics and alert rules, comes with the Prometheus server. That is not
 # installed, as its package would start it: the one program is taken out (it needs libc alone).
 take_promtool() {

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infiniswap donor drain|undrain|ticket`: empties a donor before maintenance, and ends that; opens
-a donor's memory to programs that speak NBD."""
+"""`infiniswap donor leases|drain|undrain|ticket`: says who uses a donor's memory; empties a donor
+before maintenance, and ends that; opens a donor's memory to programs that speak NBD."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import contextlib
+import json
+import os
 import signal
 import socket
 import sys
@@ -15,9 +17,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from infiniswap import config as configuration
+from infiniswap.cli.common import leases
+from infiniswap.cli.common.donors import address_of
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.errors import DeadlineError, InfiniswapError, NoDonorError
-from infiniswap.units import HostPort, format_size_short, parse_host_port
+from infiniswap.units import HostPort, format_size_short
 
 if TYPE_CHECKING:
     from infiniswap.control.client import ClientConfig
@@ -26,15 +30,23 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 _STUCK_S = 30.0
 _COUNT_MAX = 65536
+_PIPE_COLUMNS = 200
 
 
 def add_parser(subparsers: Any) -> None:
     """Adds the parser of `donor`."""
     parser = subparsers.add_parser(
         "donor",
-        help="drain a donor before maintenance, end a drain, or open its memory to NBD programs",
+        help="show who uses a donor's memory, drain it before maintenance, open it to NBD programs",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser(
+        "leases",
+        help="show who uses a donor's memory",
+        description="Lists the leases of a donor, those with the most memory first: of which host, "
+        "for which job, user and tenant, how much they hold, how busy they are, and since when. "
+        "Job, user and tenant are what the devices say.",
+    )
     drain = actions.add_parser(
         "drain",
         help="take back every slab and lend none",
@@ -67,22 +79,32 @@ def add_parser(subparsers: Any) -> None:
         default=64,
         help="connections that the URI opens (default: 64); a program may need several at a time",
     )
+    listing.add_argument(
+        "donor",
+        metavar="DONOR",
+        nargs="?",
+        help="the donor's name or control address (default: the daemon of this host)",
+    )
+    add_shared(listing, "--config", "--json", "--secret-file")
     for action in (drain, undrain, ticket):
-        action.add_argument("host", metavar="HOST[:PORT]", help="the donor's control address")
+        action.add_argument("donor", metavar="DONOR", help="the donor's name or control address")
         add_shared(action, "--config", "--secret-file")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Drains, undrains, or lends to programs; returns when that is done."""
+    """Lists leases, drains, undrains, or lends to programs; returns when that is done."""
     from infiniswap.control.access import client_config
 
     config = configuration.load(args.config, {"cluster.secret_file": args.secret_file})
-    address = parse_host_port(args.host)
+    own = config.daemon.listen
+    address = own if args.donor is None else address_of(args.donor, config)
     client = client_config(config, config.cluster.ask_s)
-    if args.action == "undrain":
+    if args.action == "leases":
+        _leases(address, config, client, as_json=args.json)
+    elif args.action == "undrain":
         asyncio.run(_undrain(address, client))
     elif args.action == "ticket":
-        asyncio.run(_ticket(address, client, args.slabs, args.connections))
+        asyncio.run(_ticket(address, config, client, args.slabs, args.connections))
     else:
         asyncio.run(_drain(address, client, wait=not args.no_wait))
     return 0
@@ -95,10 +117,92 @@ def _positive(text: str) -> int:
     return number
 
 
-async def _ticket(address: HostPort, client: ClientConfig, slabs: int, connections: int) -> None:
-    from infiniswap.control.client import Identity, QuietHandler, connect
+# ------------------------------------------------------------------------------- leases
 
-    identity = Identity(str(uuid.uuid4()), "ticket", socket.gethostname())
+
+def _leases(
+    address: HostPort, config: configuration.Config, client: ClientConfig, *, as_json: bool
+) -> None:
+    from infiniswap.cli.status import ask, local_donor
+
+    (row,) = asyncio.run(ask([address], client, local_donor(config)))
+    if row.failure is not None:
+        raise row.failure
+    assert row.status is not None
+    if as_json:
+        json.dump(leases_json(address, row.status), sys.stdout, indent=2)
+        print()
+    else:
+        _print_leases(address, row.status)
+
+
+def leases_json(address: HostPort, status: Status) -> dict[str, Any]:
+    """The leases of a donor as plain data."""
+    listed = leases.of_status(status)
+    pool = status.pool
+    return {
+        "address": str(address),
+        "donor_id": status.donor_id,
+        "donor_name": status.donor_name,
+        "draining": status.draining,
+        "slab_bytes": status.slab_bytes,
+        "lent_bytes": pool.slabs_mapped * status.slab_bytes,
+        "limit_bytes": pool.limit_bytes,
+        "can_lend_bytes": pool.can_map * status.slab_bytes,
+        "tenants": leases.held_by_tenant(listed),
+        "leases": leases.as_json(listed),
+        "leases_left_out": status.leases_left_out,
+    }
+
+
+def _print_leases(address: HostPort, status: Status) -> None:
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPE_COLUMNS)
+
+    def say(sentence: str) -> None:
+        console.print(leases.printable(sentence), markup=False, highlight=False)
+
+    listed = leases.of_status(status)
+    name = f"{status.donor_name} ({address})"
+    if not listed:
+        say(f"Nobody uses memory of {name}.")
+        return
+    console.print(leases.table(f"leases of {leases.printable(name)}", listed, with_donor=False))
+    if leases.is_any_claimed(listed):
+        say(leases.CLAIMED_NOTE)
+    if status.leases_left_out:
+        say(f"{status.leases_left_out} more leases are not listed; they hold the fewest slabs")
+    lent = format_size_short(status.pool.slabs_mapped * status.slab_bytes)
+    say(f"lent: {lent} of at most {format_size_short(status.pool.limit_bytes)}")
+    tenants = leases.held_by_tenant(listed)
+    if len(tenants) > 1:
+        each = ", ".join(f"{who} {format_size_short(held)}" for who, held in tenants.items())
+        say(f"by tenant (by host where none is told): {each}")
+    if status.draining:
+        say("The donor drains: it takes every slab back, and lends none.")
+    else:
+        say(f"To take every slab back before maintenance: infiniswap donor drain {address}")
+
+
+async def _ticket(
+    address: HostPort,
+    config: configuration.Config,
+    client: ClientConfig,
+    slabs: int,
+    connections: int,
+) -> None:
+    from infiniswap.control.client import Identity, QuietHandler, connect
+    from infiniswap.control.messages import LeaseUse
+    from infiniswap.device.jobs.started_by import started_by
+
+    by = started_by(os.environ, os.getuid())
+    use = LeaseUse(tenant=config.device.tenant)
+    if config.device.tell_user:
+        use = LeaseUse(user=by.user, uid=by.uid, tenant=config.device.tenant)
+    identity = Identity(str(uuid.uuid4()), "ticket", socket.gethostname(), use)
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infiniswap import config as configuration
+from infiniswap.cli.common import leases
+from infiniswap.cli.common.donors import load_with_donors
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.discovery.find import Found, find
-from infiniswap.discovery.static import NO_DONOR_MEND, only_these
+from infiniswap.discovery.static import NO_DONOR_MEND
 from infiniswap.errors import (
     DonorBusyError,
     InfiniswapError,
@@ -44,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--donors",
         metavar="H[:P],...",
-        help="ask only these donors (default: those configured or announced)",
+        help="ask only these donors, by address or name (default: those configured or announced)",
     )
 
 
@@ -94,8 +96,7 @@ class AskedDonor:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the status; 0 also when donors are unreachable."""
-    overrides = {**only_these(args.donors), "cluster.secret_file": args.secret_file}
-    config = configuration.load(args.config, overrides)
+    config = load_with_donors(args.config, args.donors, {"cluster.secret_file": args.secret_file})
     from infiniswap.control.access import client_config
 
     found = find(config)
@@ -236,9 +237,13 @@ def _print_tables(rows: Sequence[AskedDonor], devices: Sequence[Mapping[str, Any
         console.print(_donor_table(rows))
     else:
         say(f"No donor is configured, and none runs here. {NO_DONOR_MEND}")
-    leases = [(row, lease) for row in rows if row.status for lease in row.status.leases]
-    if leases:
-        console.print(_lease_table(leases))
+    listed = leases.by_size(
+        one for row in rows if row.status is not None for one in leases.of_status(row.status)
+    )
+    if listed:
+        console.print(leases.table("leases", listed, with_donor=True))
+        if leases.is_any_claimed(listed):
+            say(leases.CLAIMED_NOTE)
     for table in _device_tables(devices, console) if devices else ():
         console.print(table)
     for device in devices:
@@ -312,29 +317,6 @@ def _errors(status: Status) -> int:
         for name, count in status.counters.items()
         if name.endswith("_errors") and name != "http_errors"
     )
-
-
-def _lease_table(leases: Sequence[tuple[AskedDonor, Any]]) -> Any:
-    from rich.text import Text
-
-    table = _table("leases")
-    for heading in ("donor", "device", "host", "state"):
-        table.add_column(heading)
-    for heading in ("slabs", "connections", "read", "written"):
-        table.add_column(heading, justify="right")
-    for row, lease in leases:
-        assert row.status is not None
-        table.add_row(
-            Text(row.status.donor_name),
-            Text(lease.device_name),
-            Text(lease.host_name),
-            Text(lease.state),
-            str(lease.slots_mapped),
-            str(lease.connections),
-            format_size_short(lease.read_bytes),
-            format_size_short(lease.write_bytes),
-        )
-    return table
 
 
 def _device_tables(devices: Sequence[Mapping[str, Any]], console: Any) -> Iterator[Any]:

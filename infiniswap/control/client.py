@@ -82,11 +82,13 @@ class Identity:
         device_id: UUID of the device, lower case; the same over restarts.
         device_name: for tables.
         host_name: for tables.
+        use: what its leases are for; None: that is not told.
     """
 
     device_id: str
     device_name: str
     host_name: str
+    use: m.LeaseUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,7 @@ class Session:
         handler: SessionHandler,
         peer: str = "",
         proved: Proved | None = None,
+        use: m.LeaseUse | None = None,
     ) -> None:
         self.peer = peer
         """The donor's address in figures; empty where it needs more than that."""
@@ -206,6 +209,7 @@ class Session:
         self.welcome = welcome
         self._channel = channel
         self._config = config
+        self._use = use
         self._http = http
         self._task = asyncio.create_task(self._run(handler), name=f"session with {address}")
 
@@ -273,7 +277,7 @@ class Session:
 
     async def lease(self, slots_max: int) -> m.LeaseAnswer:
         """A new lease of `slots_max` empty slots."""
-        return await self.ask(m.LeaseRequest(id=self.next_id(), slots_max=slots_max))
+        return await self.ask(m.LeaseRequest(id=self.next_id(), slots_max=slots_max, use=self._use))
 
     async def map(self, lease: int, slab: int, *, ahead: bool = False) -> m.MapAnswer:
         """Asks for a slab in a slot of the lease; `ahead`: see MapRequest."""
@@ -294,7 +298,9 @@ class Session:
     async def renew(self, lease: int, reclaim: str, epoch: int) -> m.RenewAnswer:
         """Reclaims a lease of an earlier session; its old tickets and connections are dead."""
         return await self.ask(
-            m.RenewRequest(id=self.next_id(), lease=lease, reclaim=reclaim, epoch=epoch),
+            m.RenewRequest(
+                id=self.next_id(), lease=lease, reclaim=reclaim, epoch=epoch, use=self._use
+            ),
             self._config.renew_s,
         )
 
@@ -402,7 +408,9 @@ async def connect(
                 raise slab_mismatch(address, welcome.slab_bytes, slab_bytes)
         channel = _open_channel(ws, address, welcome, config, handler)
         proved = None if connection is None else connection.proved
-        return Session(address, welcome, channel, config, http, handler, _peer_of(ws), proved)
+        return Session(
+            address, welcome, channel, config, http, handler, _peer_of(ws), proved, identity.use
+        )
     except BaseException:
         if ws is not None:
             await close(ws, HURRIED_S)

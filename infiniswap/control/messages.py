@@ -38,6 +38,7 @@ from infiniswap.fields import (
     Count,
     Hex128,
     Hex256,
+    Label,
     Name,
     Port,
     Proof,
@@ -265,6 +266,20 @@ class MemoryRequest(ConsumerRequest[MemoryAnswer], frozen=True, tag="memory"):
     """Asks for the donor's memory use, now."""
 
 
+class LeaseUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a lease is for, as its device says. Nobody checks it: it is for tables, never for a
+    decision. It is told after both ends have proved themselves. What is empty is not told.
+
+    `job`: name of the program of a `run`, without its arguments; `user`, `uid`: who has started
+    the device; `tenant`: on whose account.
+    """
+
+    job: Label = ""
+    user: Label = ""
+    uid: U53 | None = None
+    tenant: Label = ""
+
+
 class LeaseAnswer(Answer, frozen=True, tag="lease_answer"):
     """A fresh lease; `reclaim` is the secret that RenewRequest needs."""
 
@@ -275,10 +290,12 @@ class LeaseAnswer(Answer, frozen=True, tag="lease_answer"):
     grace_ms: Count
 
 
-class LeaseRequest(ConsumerRequest[LeaseAnswer], frozen=True, tag="lease"):
-    """Asks for a lease of `slots_max` slots, all empty."""
+class LeaseRequest(ConsumerRequest[LeaseAnswer], frozen=True, tag="lease", omit_defaults=True):
+    """Asks for a lease of `slots_max` slots, all empty. `use` is absent from older devices, and
+    older donors ignore it."""
 
     slots_max: Annotated[int, Meta(ge=1, le=SLOTS_MAX)]
+    use: LeaseUse | None = None
 
 
 class MapAnswer(Answer, frozen=True, tag="map_answer", omit_defaults=True):
@@ -332,15 +349,17 @@ class RenewAnswer(Answer, frozen=True, tag="renew_answer"):
     slots: Annotated[list[SlotInfo], Meta(max_length=SLOTS_MAX)]
 
 
-class RenewRequest(ConsumerRequest[RenewAnswer], frozen=True, tag="renew"):
+class RenewRequest(ConsumerRequest[RenewAnswer], frozen=True, tag="renew", omit_defaults=True):
     """Reclaims a lease on a new session: fences the old connections, kills every ticket.
 
-    `epoch` is the last one that the consumer knows of.
+    `epoch` is the last one that the consumer knows of. `use` replaces what the donor knows; without
+    it the donor keeps that.
     """
 
     lease: U53
     reclaim: Hex128
     epoch: U53
+    use: LeaseUse | None = None
 
 
 TICKET_NUMBERS: Final = 32
@@ -477,7 +496,15 @@ class MemoryStatus(Struct, frozen=True, kw_only=True):
 
 
 class LeaseStatus(Struct, frozen=True, kw_only=True):
-    """One lease; `state` is "active", "grace" or "expired"."""
+    """One lease; `state` is "active", "grace" or "expired".
+
+    `host_certified`: `host_name` is that of the host's certificate; false: the device claims it;
+    null: an older daemon does not say.
+    `job`, `user`, `uid`, `tenant`: as in LeaseUse, all claimed. `granted_unix_s`: when it was
+    granted; null where an older daemon has granted it. `transport`: "rdma", "tcp" or, without a
+    data connection, empty. `pages_per_s`: average of pages read and written; null where pages
+    travel by RDMA, which this host does not see, and from older daemons.
+    """
 
     lease: U53
     device_id: Uuid
@@ -492,6 +519,14 @@ class LeaseStatus(Struct, frozen=True, kw_only=True):
     connections: Count
     read_bytes: U53
     write_bytes: U53
+    host_certified: bool | None = None
+    job: Label = ""
+    user: Label = ""
+    uid: U53 | None = None
+    tenant: Label = ""
+    granted_unix_s: Annotated[float, Meta(ge=0.0)] | None = None
+    transport: Label = ""
+    pages_per_s: Rate | None = None
 
 
 class Status(Struct, frozen=True, kw_only=True):

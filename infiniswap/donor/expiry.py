@@ -52,7 +52,9 @@ class LeaseExpiry:
         for lease in self.table.leases():
             # A lease that is being released leaves the store before it leaves the table.
             with contextlib.suppress(EngineError):
-                counts.append((lease.lease, self.store.lease_stats(lease.lease).connections))
+                stats = self.store.lease_stats(lease.lease)
+                counts.append((lease.lease, stats.connections))
+                lease.traffic.take(stats.read_bytes + stats.write_bytes, self.clock())
         for lease in self.table.observe(counts, self.clock()):
             self.counters["leases_expired"] += 1
             why = "expired: its device did not come back"

@@ -29,6 +29,7 @@ from msgspec import Struct, structs
 
 from infiniswap.control import messages as m
 from infiniswap.control.peer import consumer_of
+from infiniswap.donor.traffic import Traffic
 from infiniswap.errors import RequestRefusedError
 from infiniswap.fields import SLOTS_MAX, U53, Hex128, Name, Uuid
 
@@ -51,13 +52,16 @@ class LeaseState(enum.Enum):
     EXPIRED = "expired"
 
 
-class LeaseRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class LeaseRecord(Struct, frozen=True, omit_defaults=True):
     """Whose lease it is, and how the device that reclaims it is recognised.
 
-    It is also what a successor reads of it (infiniswap.donor.records).
+    It is also what a successor reads of it (infiniswap.donor.records), or a daemon of an earlier
+    release: fields that it does not know are no reason to end a lease.
 
     Attributes:
         certified_host: the host that its certificate named; empty: without certificates.
+        use: what it is for, as the device says.
+        granted_unix_s: when it was granted, in Unix time; 0: by a daemon that did not note that.
     """
 
     lease: U53
@@ -69,6 +73,8 @@ class LeaseRecord(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     reclaim: Hex128
     epoch: U53
     certified_host: str = ""
+    use: m.LeaseUse = m.LeaseUse()
+    granted_unix_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -82,6 +88,7 @@ class GrantedLease:
     grace_until_s: float = 0.0
     alone_until_s: float = 0.0
     slots: dict[int, m.SlotInfo] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
     lease: int = field(init=False)
     """Its number."""
     consumer: str = field(init=False)
@@ -239,10 +246,11 @@ class LeaseTable:
         entry.state = LeaseState.ACTIVE
         return entry
 
-    def renewed(self, lease: int, epoch: int) -> None:
-        """The old connections are fenced; the lease is at a new epoch."""
+    def renewed(self, lease: int, epoch: int, use: m.LeaseUse | None = None) -> None:
+        """The old connections are fenced; the lease is at a new epoch. `use`: what it is for from
+        now on; None: its device does not say, and it is what it was."""
         entry = self._leases[lease]
-        entry.record = structs.replace(entry.record, epoch=epoch)
+        entry.record = structs.replace(entry.record, epoch=epoch, use=use or entry.record.use)
 
     def mapped(self, lease: int, slot: m.SlotInfo) -> None:
         """A slab was put into a slot."""

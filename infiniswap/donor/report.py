@@ -109,18 +109,27 @@ def _lease_status(store: Store, lease: GrantedLease) -> m.LeaseStatus:
         stats = store.lease_stats(lease.lease)
     except EngineError:  # expired, and destroyed in this moment
         stats = LeaseStats(0, 0, 0, 0, 0, 0)
+    record, by_rdma = lease.record, stats.rdma_connections > 0
     return m.LeaseStatus(
         lease=lease.lease,
-        device_id=lease.record.device_id,
-        device_name=lease.record.device_name,
-        host_name=lease.record.host_name,
-        address=lease.record.address,
+        device_id=record.device_id,
+        device_name=record.device_name,
+        host_name=record.host_name,
+        address=record.address,
         state=lease.state.value,
         session=lease.session is not None,
-        epoch=lease.record.epoch,
-        slots_max=lease.record.slots_max,
+        epoch=record.epoch,
+        slots_max=record.slots_max,
         slots_mapped=len(lease.slots),
         connections=stats.connections,
         read_bytes=stats.read_bytes,
         write_bytes=stats.write_bytes,
+        host_certified=bool(record.certified_host),
+        job=record.use.job,
+        user=record.use.user,
+        uid=record.use.uid,
+        tenant=record.use.tenant,
+        granted_unix_s=record.granted_unix_s or None,
+        transport="rdma" if by_rdma else "tcp" if stats.connections else "",
+        pages_per_s=None if by_rdma else lease.traffic.pages_per_s,
     )

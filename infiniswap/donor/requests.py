@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ class Requests:
             reclaim=secrets.token_hex(16),
             epoch=self.store.lease_stats(number).epoch,
             certified_host=session.certified_host,
+            use=request.use or m.LeaseUse(),
+            granted_unix_s=time.time(),
         )
         lease = self.table.grant(record, session.number, self.clock())
         await self.work.whole(self.written.write_down(lease), number)
@@ -200,7 +203,7 @@ class Requests:
                 ) from error
             raise
         epoch = self.store.lease_stats(lease.lease).epoch
-        self.table.renewed(lease.lease, epoch)
+        self.table.renewed(lease.lease, epoch, request.use)
         # Before the device hears of the epoch: it must never know a later one than the record.
         await self.written.write_down(lease)
         log.info("lease %d reclaimed by %s (epoch %d)", lease.lease, session, epoch)

@@ -54,6 +54,17 @@ def load_driver(*, control: Path = CONTROL) -> bool:
     return has_driver(control=control)
 
 
+def could_load_driver(*, control: Path = CONTROL) -> bool:
+    """Whether `load_driver` would load a module that is not loaded yet. Loads nothing."""
+    if has_driver(control=control) or os.geteuid() != 0:
+        return False
+    try:
+        run_command(["modprobe", "--quiet", "--dry-run", _MODULE])
+    except InfiniswapError:
+        return False
+    return True
+
+
 def tune(number: int, queue_depth: int, *, sys: Path = SYS) -> tuple[str, ...]:
     """Queue settings and who may open the nodes.
 

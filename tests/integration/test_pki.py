@@ -575,7 +575,7 @@ async def test_a_consumer_has_the_name_in_its_certificate_and_not_the_one_that_i
     ):
         await session.lease(1)
         (lease,) = (await fetch_status(w.address, config)).leases
-        assert lease.host_name == "host1"
+        assert (lease.host_name, lease.host_certified) == ("host1", True)
         assert "of host1 (" in str(w.donor.server.sessions[0])
 
 

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -308,13 +309,15 @@ def frames(said: Iterable[tuple[str, Json]], kind: str) -> list[Json]:
     return [frame for _, frame in said if frame["type"] == kind]
 
 
+@pytest.mark.parametrize("use", [None, m.LeaseUse(job="prep.py", user="ada", uid=1000)])
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_recorded_donor_is_used(version: int) -> None:
+async def test_a_recorded_donor_is_used(version: int, use: m.LeaseUse | None) -> None:
+    """Also by a device that says what its lease is for, of which that donor knows nothing."""
     said = session_of(version)
     handler = Handler()
     async with recorded_donor(version) as (donor, address), asyncio.timeout(WAIT_S):
         config = client_config(connect_s=WAIT_S, request_s=WAIT_S, renew_s=WAIT_S)
-        session = await connect(address, IDENTITY, config, handler)
+        session = await connect(address, replace(IDENTITY, use=use), config, handler)
         assert session.welcome.version == version
         assert session.welcome.incarnation == frames(said, "welcome")[0]["incarnation"]
         await session.memory()

@@ -126,6 +126,7 @@ def test_it_has_all_files_of_the_package_and_the_manual(project_root: Path, unpa
     completion = {
         Path("bash-completion/completions/infiniswap"),
         Path("zsh/site-functions/_infiniswap"),
+        Path("fish/vendor_completions.d/infiniswap.fish"),
     }
     files = {path.relative_to(share) for path in share.rglob("*") if path.is_file()}
     assert files == pages | completion

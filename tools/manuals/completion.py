@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion for bash and zsh: scripts made of the parsers by shtab.
+"""Completion for bash, zsh and fish: scripts made of the parsers by shtab.
 
 The scripts know everything themselves: pressing Tab starts no Python.
 """
@@ -17,28 +17,84 @@ from infiniswap.cli.main import build_parser
 FILES: Final = {
     "bash": Path("docs/completion/bash/infiniswap"),
     "zsh": Path("docs/completion/zsh/_infiniswap"),
+    "fish": Path("docs/completion/fish/infiniswap.fish"),
 }
 """Below the root of the tree; named as the shells look for them."""
 
-_DEVICE: Final = {"bash": "_infiniswap_device_names", "zsh": "_infiniswap_device_names"}
-_PREAMBLE: Final = {
-    "bash": """\
+_DEVICE: Final = {
+    "bash": "_infiniswap_device_names",
+    "zsh": "_infiniswap_device_names",
+    "fish": "(_infiniswap_devices)",
+}
+_DONOR: Final = {
+    "bash": "_infiniswap_donor_names",
+    "zsh": "_infiniswap_donor_names",
+    "fish": "(_infiniswap_donors)",
+}
+
+_DEVICES: Final = "command ls /run/infiniswap 2>/dev/null"
+"""Devices that run, one a line, for any shell."""
+_DONORS: Final = r"""_infiniswap_file=${INFINISWAP_CONFIG:-/etc/infiniswap/infiniswap.toml}
+  _infiniswap_list=$(command sed -n 's/^ *peers_file *= *"\([^"]*\)".*/\1/p' \
+    "$_infiniswap_file" 2>/dev/null)
+  {
+    command awk '/^ *peers *=/ { on = 1; sub(/^ *peers *=/, "") }
+      on { sub(/#.*/, ""); print; if (/\]/) on = 0 }' "$_infiniswap_file"
+    [ -f "$_infiniswap_list" ] && command sed 's/#.*//' "$_infiniswap_list"
+  } 2>/dev/null | command tr -s '][",\t ' '\n' | command sed '/^$/d'"""
+"""Donors that the configuration names, one a line; asks nobody."""
+
+
+def _in_fish(commands: str) -> str:
+    """A command of fish that has a POSIX shell run these."""
+    quoted = commands.replace("\\", "\\\\").replace("'", "\\'")
+    return f"command sh -c '{quoted}'"
+
+
+_FUNCTIONS: Final = f"""\
 # Devices that run.
+_infiniswap_devices() {{
+  {_DEVICES}
+}}
+# Donors that the configuration names.
+_infiniswap_donors() {{
+  {_DONORS}
+}}
+"""
+_PREAMBLE: Final = {
+    "bash": _FUNCTIONS
+    + """\
 _infiniswap_device_names() {
-  [ -d /run/infiniswap ] && compgen -W "$(ls /run/infiniswap)" -- "$1"
+  compgen -W "$(_infiniswap_devices)" -- "$1"
+}
+_infiniswap_donor_names() {
+  compgen -W "$(_infiniswap_donors)" -- "$1"
 }
 """,
-    "zsh": """\
-# Devices that run.
+    "zsh": _FUNCTIONS
+    + """\
 _infiniswap_device_names() {
-  [[ -d /run/infiniswap ]] && compadd -- /run/infiniswap/*(N:t)
+  compadd -- ${(f)"$(_infiniswap_devices)"}
 }
+_infiniswap_donor_names() {
+  compadd -- ${(f)"$(_infiniswap_donors)"}
+}
+""",
+    "fish": f"""\
+# Devices that run.
+function _infiniswap_devices
+  {_in_fish(_DEVICES)}
+end
+# Donors that the configuration names.
+function _infiniswap_donors
+  {_in_fish(_DONORS)}
+end
 """,
 }
 
 
 def script(shell: str) -> str:
-    """The script for "bash" or "zsh"."""
+    """The script for one of FILES."""
     parser = build_parser()
     _mark(parser)
     text: str = shtab.complete(parser, shell, root_prefix="_infiniswap", preamble=_PREAMBLE[shell])
@@ -55,6 +111,8 @@ def _mark(parser: argparse.ArgumentParser) -> None:
                 _mark(below)
         elif kind := _kind(action, parser.prog):
             action.complete = kind  # type: ignore[attr-defined]
+            if kind is _DONOR:
+                action.metavar = "DONOR"  # in zsh `[` and `:` would mean something else
 
 
 def _kind(action: argparse.Action, command: str) -> object:
@@ -63,5 +121,7 @@ def _kind(action: argparse.Action, command: str) -> object:
         return shtab.FILE
     if "DIR" in values:
         return shtab.DIRECTORY
+    if "DONOR" in values or str(action.metavar).startswith("H[:P]"):
+        return _DONOR
     is_device = "NAME" in values and command.split()[1] in ("device", "run")
     return _DEVICE if is_device else None

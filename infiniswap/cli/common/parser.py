@@ -28,7 +28,7 @@ _NO_NUMBER = re.compile(r"invalid (int|float) value: (.*)", re.DOTALL)
 
 _SHARED: Final[dict[str, dict[str, Any]]] = {
     "--config": {"type": Path, "metavar": "FILE", "help": "configuration file (TOML)"},
-    "--donors": {"metavar": "H[:P],...", "help": "control addresses of the donors"},
+    "--donors": {"metavar": "H[:P],...", "help": "addresses or names of the donors"},
     "--json": {"action": "store_true", "help": "print JSON, for programs"},
     "--secret-file": {"metavar": "FILE", "help": "file with the cluster secret (mode 0600)"},
 }

@@ -11,8 +11,10 @@ import uuid
 import msgspec
 
 from infiniswap import config as configuration
+from infiniswap.cli.common.donors import donors_of
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.device.frontends import FRONT_ENDS
+from infiniswap.device.jobs.started_by import started_by
 from infiniswap.device.spec import contents, rundir
 from infiniswap.device.spec.spec import (
     DeviceSpec,
@@ -58,6 +60,12 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--slab", metavar="SIZE", help="size of the donors' slabs (default 1G)")
     parser.add_argument(
+        "--tenant",
+        metavar="TENANT",
+        help="on whose account donors list this device's memory (default: device.tenant, else "
+        "this host)",
+    )
+    parser.add_argument(
         "--staging",
         metavar="SIZE",
         help="memory for pages on their way to donors and backup (default 64M)",
@@ -65,20 +73,30 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
 
 
 def load_config(args: argparse.Namespace) -> configuration.Config:
-    """Configuration with the flags of add_device_options on top."""
-    return configuration.load(getattr(args, "config", None), _overrides(args))
+    """Configuration with the flags of add_device_options on top. Names of donors become addresses
+    in `args`, too: the device's process looks for no names."""
+    path = getattr(args, "config", None)
+    found = donors_of(getattr(args, "donors", None), path, _without_donors(args))
+    if found is not None:
+        args.donors = ",".join(map(str, found))
+    return configuration.load(path, _overrides(args))
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, object]:
     donors = getattr(args, "donors", None)
+    these = only_these(None if donors is None else parse_host_ports(donors))
+    return {**_without_donors(args), **these}
+
+
+def _without_donors(args: argparse.Namespace) -> dict[str, object]:
     return {
         "device.frontend": getattr(args, "frontend", None),
         "device.transport": getattr(args, "transport", None),
         "device.slab": getattr(args, "slab", None),
         "device.staging": getattr(args, "staging", None),
         "device.metrics_listen": getattr(args, "metrics_listen", None),
+        "device.tenant": getattr(args, "tenant", None),
         "cluster.secret_file": getattr(args, "secret_file", None),
-        **only_these(None if donors is None else parse_host_ports(donors)),
     }
 
 
@@ -91,6 +109,7 @@ def make_spec(
     swap: bool,
     ephemeral: bool = False,
     owner_pid: int | None = None,
+    job: str = "",
 ) -> DeviceSpec:
     """A spec from flags and configuration.
 
@@ -115,6 +134,7 @@ def make_spec(
         owner_pid=owner_pid,
         discard_contents=getattr(args, "discard_contents", False),
         host_key_file=host_key_file(config),
+        started_by=started_by(os.environ, os.getuid(), job),
         **source_fields(getattr(args, "config", None), _overrides(args)),
     )
     return spec if priority is None else with_own_values(spec, priority=priority)
@@ -161,6 +181,7 @@ def started_again(
         config_file=source["config_file"],
         flags={**flags, **source["flags"]},
         host_key_file=host_key_file(config),
+        started_by=started_by(os.environ, os.getuid()),
     )
     options = {
         "slab_bytes": args.slab,
@@ -168,6 +189,8 @@ def started_again(
         "transport": args.transport,
         "staging_bytes": args.staging,
     }
+    if "device.tenant" in kept.flags:
+        options["tenant"] = args.tenant
     own = {key: getattr(kept.config.device, key) for key in options if options[key] is None}
     own["priority"] = kept.config.device.priority if priority is None else priority
     if contents.keeps_contents(kept) and not args.discard_contents:

@@ -8,6 +8,7 @@ order. `infiniswap init` uses some of the checks; no other module enters.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -35,9 +36,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the findings."""
+    from infiniswap.cli.common.donors import donors_of
     from infiniswap.discovery.static import only_these
 
-    overrides = {**only_these(args.donors), "cluster.secret_file": args.secret_file}
+    overrides: dict[str, object] = {"cluster.secret_file": args.secret_file}
+    donors: object = args.donors
+    with contextlib.suppress(ConfigError):  # which is a finding
+        donors = donors_of(args.donors, args.config, overrides)
+    overrides |= only_these(donors)
     config, finding = _configuration(args.config, overrides)
     findings = [finding, *examine(config)]
     if args.json:

@@ -3,7 +3,8 @@
 
 This process prepares and reports. The device's process watches this one and cleans up, so that
 nothing is left behind whenever this one is killed. `device` joins or starts the swap device, `job`
-runs the command, `live_line` prints meanwhile. No other module enters.
+runs the command, `live_line` prints meanwhile; `dry_run` says what they would do. No other module
+enters.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Any
 from infiniswap import config as configuration
 from infiniswap.cli.common.parser import add_shared, named
 from infiniswap.cli.device.options import add_device_options, load_config
-from infiniswap.cli.run import device
+from infiniswap.cli.run import device, dry_run
 from infiniswap.cli.run import job as run_job
 from infiniswap.cli.run.live_line import say
 from infiniswap.cli.run.local import Local, parse_local
 from infiniswap.cli.run.request import (
     EndingSignal,
     RunRequest,
+    check_summary_file,
     ending_signals_raise,
     open_summary_file,
 )
@@ -64,6 +66,14 @@ def add_parser(subparsers: Any) -> None:
     add_device_options(parser)
     add_shared(parser, "--config")
     parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="start nothing: check everything, and print donors, slabs, disk and priority",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="with --dry-run: print JSON, for programs"
+    )
+    parser.add_argument(
         "--quiet", action="store_true", help="print no notes, no live line and no summary"
     )
     parser.add_argument(
@@ -91,6 +101,10 @@ def run(args: argparse.Namespace) -> int:
         say(local.note)
     if user is not None and not args.quiet:
         say(f"the command runs as {user.name}, who called sudo")
+    if args.dry_run:
+        check_summary_file(args.summary_json, user)
+        request = RunRequest(args, command, user, is_member, local.limit_bytes, None)
+        return dry_run.run(request, config)
     try:
         with ending_signals_raise(), open_summary_file(args.summary_json, user) as summary_file:
             request = RunRequest(args, command, user, is_member, local.limit_bytes, summary_file)
@@ -110,12 +124,17 @@ def _check(args: argparse.Namespace, command: list[str]) -> Local:
             "there is no command to run",
             mend="For example: infiniswap run --local 4G --donors HOST -- python prep.py",
         )
+    if args.json and not args.dry_run:
+        raise UsageError(
+            "--json belongs to --dry-run",
+            mend="For the figures of a job as JSON give --summary-json FILE.",
+        )
     local = parse_local(args.local)
     if args.size is not None:
         with named("--size"):
             parse_page_size(args.size)
     if args.device is not None:
-        for name in ("donors", "frontend", "backup", "transport", "slab", "staging"):
+        for name in ("donors", "frontend", "backup", "transport", "slab", "staging", "tenant"):
             if getattr(args, name) is not None:
                 raise UsageError(
                     f"--{name} cannot be used together with --device: that device has its own",

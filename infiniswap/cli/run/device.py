@@ -15,12 +15,13 @@ from infiniswap.cli.device.options import backup_path, make_spec, prepare_backup
 from infiniswap.cli.run import inherit
 from infiniswap.cli.run.live_line import say
 from infiniswap.cli.run.request import EndingSignal, RunRequest
+from infiniswap.device.api import DeviceStatus
 from infiniswap.device.cleanup import leftovers, lost
 from infiniswap.device.control import client, launch, member_client
 from infiniswap.device.jobs import beside, usage
 from infiniswap.device.process import runs
 from infiniswap.device.spec import rundir
-from infiniswap.device.spec.spec import named_text
+from infiniswap.device.spec.spec import DeviceSpec, named_text
 from infiniswap.discovery.find import find
 from infiniswap.errors import (
     ConflictError,
@@ -74,8 +75,13 @@ def get(request: RunRequest, config: configuration.Config) -> tuple[rundir.Devic
 
 
 def _join(paths: rundir.DevicePaths) -> None:
-    """Raises ConflictError when it is no swap space; others: see client.join."""
-    status = client.status(paths)
+    """Raises UsageError when it is no swap space; others: see client.join."""
+    require_swap(client.status(paths))
+    client.join(paths, os.getpid())
+
+
+def require_swap(status: DeviceStatus) -> None:
+    """Raises UsageError when the device is no swap space."""
     if not status.swap.active:
         raise UsageError(
             "the device is not in use as swap space",
@@ -83,19 +89,24 @@ def _join(paths: rundir.DevicePaths) -> None:
             mend="Use one that was started with `infiniswap device start NAME --swap ...`, or "
             "leave --device out: `run` then makes its own.",
         )
-    client.join(paths, os.getpid())
 
 
-def _start_device(
+def new_spec(
     request: RunRequest, config: configuration.Config, others: tuple[beside.RunDevice, ...]
-) -> rundir.DevicePaths | None:
-    """None when another run was faster."""
+) -> tuple[DeviceSpec, rundir.DevicePaths, str]:
+    """The device that this run would start, its paths, and why it has its size (empty: it was
+    asked for). Makes nothing.
+
+    Raises:
+        InfiniswapError: arguments contradict each other or another run, or there is no room.
+    """
     run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
     paths = rundir.paths_of(beside.free_name(run_dir, backup_dir), run_dir, backup_dir)
     args, config = inherit.like(request.args, config, others, paths.name)
-    backup = backup_path(args.backup, paths)
+    why = ""
     if args.size is None:
-        size_bytes = _choose_size(config, request.local_bytes, backup, quiet=args.quiet)
+        backup = backup_path(args.backup, paths)
+        size_bytes, why = _choose_size(config, request.local_bytes, backup)
     else:
         size_bytes = parse_page_size(args.size)
     spec = make_spec(
@@ -106,8 +117,20 @@ def _start_device(
         swap=True,
         ephemeral=True,
         owner_pid=os.getpid(),
+        job=request.command[0],
     )
-    spec = inherit.recorded(spec, others)
+    return inherit.recorded(spec, others), paths, why
+
+
+def _start_device(
+    request: RunRequest, config: configuration.Config, others: tuple[beside.RunDevice, ...]
+) -> rundir.DevicePaths | None:
+    """None when another run was faster."""
+    run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
+    spec, paths, why = new_spec(request, config, others)
+    quiet = request.args.quiet
+    if why and not quiet:
+        say(f"device size {format_size_short(spec.size_bytes)}: {why}")
     try:
         beside.clear_lost(run_dir, backup_dir)
     except ConflictError:
@@ -123,17 +146,17 @@ def _start_device(
         if error.exit_code == ConflictError.exit_code and rundir.is_running(paths):
             return None
         raise
-    if not args.quiet:
-        say(f"{format_size(size_bytes)} of swap at {ready.path}, donors " + named_text(spec))
+    if not quiet:
+        say(f"{format_size(spec.size_bytes)} of swap at {ready.path}, donors " + named_text(spec))
         for warning in ready.warnings:
             say(f"warning: {warning}")
     return paths
 
 
 def _choose_size(
-    config: configuration.Config, local_bytes: int, backup: str | None, *, quiet: bool
-) -> int:
-    """min(4 x local, what donors can lend, 80 % of free disk), in whole MiB."""
+    config: configuration.Config, local_bytes: int, backup: str | None
+) -> tuple[int, str]:
+    """min(4 x local, what donors can lend, 80 % of free disk), in whole MiB; and which it is."""
     lendable_bytes, reasons = asyncio.run(_lendable(config, find(config).require()))
     choices = {
         f"{_LOCAL_TIMES} x --local": _LOCAL_TIMES * local_bytes,
@@ -150,9 +173,7 @@ def _choose_size(
             f"there is no room for a swap device: {why}",
             mend="Give --size, name more donors, or free disk space.",
         )
-    if not quiet:
-        say(f"device size {format_size_short(size_bytes)}: {why}")
-    return size_bytes
+    return size_bytes, why
 
 
 def _disk_choice(backup: str | None) -> dict[str, int]:

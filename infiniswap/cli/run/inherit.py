@@ -71,9 +71,10 @@ def recorded(spec: DeviceSpec, others: tuple[RunDevice, ...]) -> DeviceSpec:
     if not others:
         return spec
     theirs = others[0].spec
+    flags = {key: value for key, value in theirs.flags.items() if key != "device.tenant"}
     return msgspec.structs.replace(
         spec,
-        flags={**theirs.flags, **spec.flags},
+        flags={**flags, **spec.flags},
         config_file=spec.config_file or theirs.config_file,
     )
 

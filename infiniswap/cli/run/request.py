@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -55,6 +56,33 @@ class SummaryFile:
             say(f"the summary could not be written: {error.strerror}")
 
 
+def check_summary_file(name: str | None, user: sudo.User | None) -> None:
+    """As open_summary_file, without making or opening it.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    if name is None:
+        return
+    with sudo.acting_as(user):
+        place = name if os.path.lexists(name) else os.path.dirname(os.path.abspath(name))
+        is_directory = os.path.isdir(name)
+        # By the effective user: the one that writes it.
+        may = os.access(place, os.W_OK, effective_ids=True) and not is_directory
+    if not may:
+        code = errno.EISDIR if is_directory else errno.EACCES
+        code = code if os.path.lexists(place) else errno.ENOENT
+        raise _unwritable(name, OSError(code, os.strerror(code)))
+
+
+def _unwritable(name: str, error: OSError) -> UsageError:
+    return UsageError(
+        f"--summary-json cannot be written: {error.strerror}",
+        where=name,
+        mend="Name a file in a directory that you may write to.",
+    )
+
+
 @contextlib.contextmanager
 def open_summary_file(name: str | None, user: sudo.User | None) -> Iterator[SummaryFile | None]:
     """The file of --summary-json. One that was made here and not written is removed.
@@ -70,11 +98,7 @@ def open_summary_file(name: str | None, user: sudo.User | None) -> Iterator[Summ
         try:
             fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
         except OSError as error:
-            raise UsageError(
-                f"--summary-json cannot be written: {error.strerror}",
-                where=name,
-                mend="Name a file in a directory that you may write to.",
-            ) from error
+            raise _unwritable(name, error) from error
     file = SummaryFile(fd)
     try:
         yield file

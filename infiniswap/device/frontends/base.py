@@ -208,6 +208,7 @@ class FrontEnd:
         name: in the configuration, and of the C library's front end.
         check: raises UnavailableError, NotPermittedError: what this host lacks, and how to mend it.
             May load a module of the kernel.
+        would_load: whether `check` would load a module that is there and is not loaded.
         make: the connection to the kernel of the device with these paths, not attached yet.
         clear: takes away what a killed process of the device left attached. ConflictError: it is
             still in use (as swap space whose contents are gone, or mounted): only the user can end
@@ -228,6 +229,7 @@ class FrontEnd:
     check: Callable[[], None]
     make: Callable[[DevicePaths], KernelDevice]
     clear: Callable[[DevicePaths], None]
+    would_load: Callable[[], bool] = lambda: False
     give_up: Callable[[DevicePaths], tuple[Path, ...]] = lambda _paths: ()
     examine: Callable[[Places], Iterator[Condition]] = lambda _places: iter(())
     owners: Callable[[Path, Places], Iterator[tuple[Path, Owner]]] = lambda *_: iter(())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from infiniswap import rights
+from infiniswap.device.frontends.base import FrontEnd
 from infiniswap.device.frontends.table import FRONT_ENDS
 from infiniswap.errors import InfiniswapError, NotPermittedError, UsageError
 
@@ -19,12 +20,13 @@ class Choice:
     why: str
 
 
-def choose(asked: str, swap_wanted: bool) -> Choice:
+def choose(asked: str, swap_wanted: bool, *, loads: bool = True) -> Choice:
     """The front end to use on this host.
 
     Args:
         asked: a name of FRONT_ENDS, or "auto".
         swap_wanted: whether the device will be swap space.
+        loads: modules of the kernel that are needed. Else one that could be loaded counts as there.
 
     Raises:
         UnavailableError: none works, or the one asked for does not.
@@ -45,9 +47,22 @@ def choose(asked: str, swap_wanted: bool) -> Choice:
             mend=f"{rights.way_to(lacking)}{'' if swap_wanted else _without_rights()}.",
         )
     if wanted is not None:
-        wanted.check()
+        _check_of(wanted, loads)()
         return Choice(asked, "asked for")
-    return best({name: one.check for name, one in FRONT_ENDS.items() if one.is_block_device})
+    return best(
+        {name: _check_of(one, loads) for name, one in FRONT_ENDS.items() if one.is_block_device}
+    )
+
+
+def _check_of(front_end: FrontEnd, loads: bool) -> Callable[[], None]:
+    if loads:
+        return front_end.check
+
+    def check() -> None:
+        if not front_end.would_load():
+            front_end.check()
+
+    return check
 
 
 def _without_rights() -> str:

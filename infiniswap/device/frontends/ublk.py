@@ -281,6 +281,7 @@ def leftovers(run_dir: Path, died: Collection[str], places: Places) -> Iterator[
 FRONT_END: Final = FrontEnd(
     name="ublk",
     check=check,
+    would_load=ublk.could_load_driver,
     make=UblkKernel,
     clear=clear,
     give_up=give_up,

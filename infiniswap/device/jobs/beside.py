@@ -43,6 +43,11 @@ def _names() -> Iterator[str]:
         yield f"{FIRST_NAME}-{number}"
 
 
+def is_of_run(name: str) -> bool:
+    """Whether the device of a run may be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class RunDevice:
     """The device of a run, with its swap area; the run itself may have ended."""
@@ -85,7 +90,7 @@ def running(run_dir: Path, backup_dir: Path) -> tuple[RunDevice, ...]:
     """
     found = []
     for name in rundir.running_names(run_dir):
-        if not _NAME.fullmatch(name):
+        if not is_of_run(name):
             continue
         paths = rundir.paths_of(name, run_dir, backup_dir)
         try:
@@ -107,7 +112,7 @@ def clear_lost(run_dir: Path, backup_dir: Path) -> None:
         InfiniswapError: something cannot be taken away.
     """
     for name in rundir.died_names(run_dir):
-        if _NAME.fullmatch(name):
+        if is_of_run(name):
             leftovers.clear(rundir.paths_of(name, run_dir, backup_dir))
 
 
@@ -160,7 +165,7 @@ class Others:
 
     def _look_for_new(self) -> None:
         for name in rundir.running_names(self._run_dir):
-            if name == self._own or not _NAME.fullmatch(name):
+            if name == self._own or not is_of_run(name):
                 continue
             known = self._watches.get(name)
             if known is not None and not known.known_ended():

@@ -112,7 +112,8 @@ class Parts:
     @property
     def identity(self) -> Identity:
         """The identity that donors see."""
-        return Identity(self.spec.device_id, self.spec.name, socket.gethostname())
+        spec = self.spec
+        return Identity(spec.device_id, spec.name, socket.gethostname(), spec.use)
 
     async def blocking(self, call: Callable[[], T]) -> T:
         """Runs a call that blocks outside of the event loop, to its end even when cancelled."""

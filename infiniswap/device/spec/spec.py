@@ -22,6 +22,7 @@ from infiniswap.config import (
     PolicyConfig,
     key_name,
 )
+from infiniswap.control.messages import LeaseUse
 from infiniswap.control.roles import Role
 from infiniswap.control.text import clean_text
 from infiniswap.errors import ConfigError, UsageError
@@ -31,6 +32,19 @@ from infiniswap.units import PAGE_BYTES, HostPort, format_size
 
 NAME_LENGTH_MAX: Final = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+
+
+class StartedBy(Struct, frozen=True, kw_only=True):
+    """For whom a device was started.
+
+    Attributes:
+        job: name of the program of a `run`; empty: the device is no single job's.
+        user, uid: who called the command, also under sudo; empty and None: not known.
+    """
+
+    job: str = ""
+    user: str = ""
+    uid: int | None = None
 
 
 class DeviceSpec(Struct, frozen=True, kw_only=True):
@@ -51,6 +65,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
             text: those of the command line, and the device's own.
         host_key_file: with which the key of a device that keeps its contents is sealed; empty: the
             record of a release without sealed pages.
+        started_by: for whom.
     """
 
     name: str
@@ -66,6 +81,15 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
     config_file: str | None = None
     flags: dict[str, str] = {}
     host_key_file: str = ""
+    started_by: StartedBy = StartedBy()
+
+    @property
+    def use(self) -> LeaseUse:
+        """What donors are told of it."""
+        device, by = self.config.device, self.started_by
+        if not device.tell_user:
+            return LeaseUse(tenant=device.tenant)
+        return LeaseUse(job=by.job, user=by.user, uid=by.uid, tenant=device.tenant)
 
     @property
     def slab_count(self) -> int:
@@ -116,6 +140,7 @@ class _Record(Struct, frozen=True, kw_only=True):
     key_file: Path | None = None
     seal: bool = False
     host_key_file: str = ""
+    started_by: StartedBy = StartedBy()
     state_dir: Path = DaemonConfig().state_dir
 
 
