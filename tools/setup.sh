@@ -73,6 +73,8 @@ have debootstrap || want debootstrap
 # The manual.
 have groff || want groff-base
 have mandoc || want mandoc
+# Views in a terminal.
+have tmux || want tmux
 have zsh || want zsh
 # promtool, which checks metrics and alert rules, comes with the Prometheus server. That is not
 # installed, as its package would start it: the one program is taken out (it needs libc alone).
