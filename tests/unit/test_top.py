@@ -274,7 +274,7 @@ def test_no_window_is_overrun(
 def test_a_window_that_is_too_small_says_so() -> None:
     (picture,) = looked(([donor()], []))
     assert " ".join(lines(picture, Window(30, 8))) == (
-        "This window has 30 x 8 characters; infiniswap top needs 60 x 12. Make it larger, or press "
+        "This window has 30 x 8 characters; infiniswap top needs 60 x 13. Make it larger, or press "
         "q."
     )
 

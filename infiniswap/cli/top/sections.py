@@ -75,7 +75,8 @@ class Section:
             first: row to begin with.
         """
         if not self.rows:
-            return [Text(self.title, style="bold"), Text(f"  {self.empty}", style="dim")][:height]
+            said = [(self.title, "bold"), (f"  {self.empty}", "dim")]
+            return [Text(text, style=style, no_wrap=True) for text, style in said[:height]]
         fitting = self._fitting(columns)
         widths = _widths(fitting, columns)
         head = _line(fitting, widths, [column.heading for column in fitting], "bold")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from infiniswap.control.messages import Status
 
 COLUMNS_MIN: Final = 60
-LINES_MIN: Final = 12
+LINES_MIN: Final = 13
 SECTIONS: Final = ("donors", "devices on this host", "leases", "events")
 
 _BAR_CELLS: Final = 16
