@@ -15,11 +15,11 @@ from support.donors.hostile_donor import EVIL, lease, status
 
 from infiniswap.cli.main import main
 from infiniswap.cli.status import AskedDonor
-from infiniswap.cli.top.changes import BAD, GOOD, Event, between
+from infiniswap.cli.top.changes import BAD, GOOD, Change, between
 from infiniswap.cli.top.loop import pressed, split
 from infiniswap.cli.top.picture import Picture, look
 from infiniswap.cli.top.sections import Column, Section, share_out
-from infiniswap.cli.top.view import COLUMNS_MIN, LINES_MIN, Told, Window, bar, draw
+from infiniswap.cli.top.view import COLUMNS_MIN, LINES_MIN, Seen, Window, bar, draw
 from infiniswap.control import messages as m
 from infiniswap.units import GIB, MIB, PAGE_BYTES, HostPort
 
@@ -63,7 +63,7 @@ def looked(*looks: tuple[Sequence[AskedDonor], Sequence[dict[str, Any]]]) -> lis
     return pictures
 
 
-def lines(picture: Picture | None, window: Window = WINDOW, told: Sequence[Told] = ()) -> list[str]:
+def lines(picture: Picture | None, window: Window = WINDOW, told: Sequence[Seen] = ()) -> list[str]:
     return [line.plain for line in draw(picture, told, window)]
 
 
@@ -119,38 +119,38 @@ def test_a_donor_that_falls_silent_keeps_its_figures_and_shows_their_age() -> No
 # --------------------------------------------------------------------------- changes
 
 
-def told_of(*looks: tuple[Sequence[AskedDonor], Sequence[dict[str, Any]]]) -> list[Event]:
+def told_of(*looks: tuple[Sequence[AskedDonor], Sequence[dict[str, Any]]]) -> list[Change]:
     first, second = looked(*looks)
     return between(first, second)
 
 
 def test_what_happens_to_donors_is_told() -> None:
     assert told_of(([donor()], []), ([silent()], [])) == [
-        Event("donor: unreachable: no route to host", BAD)
+        Change("donor: unreachable: no route to host", BAD)
     ]
-    assert told_of(([silent()], []), ([donor()], [])) == [Event("donor: serving again", GOOD)]
+    assert told_of(([silent()], []), ([donor()], [])) == [Change("donor: serving again", GOOD)]
     assert told_of(([donor()], []), ([donor(incarnation="1" * 32)], [])) == [
-        Event("donor: its daemon has started again")
+        Change("donor: its daemon has started again")
     ]
-    assert told_of(([donor()], []), ([donor(draining=True)], [])) == [Event("donor: drained")]
+    assert told_of(([donor()], []), ([donor(draining=True)], [])) == [Change("donor: drained")]
     counters = {"evictions": 3, "evictions_forced": 1}
     assert told_of(([donor()], []), ([donor(counters=counters)], [])) == [
-        Event("donor: took back 3 slabs from its consumers", BAD),
-        Event("donor: took 1 slab back at once, without moving them first", BAD),
+        Change("donor: took back 3 slabs from its consumers", BAD),
+        Change("donor: took 1 slab back at once, without moving them first", BAD),
     ]
     assert told_of(([donor()], []), ([donor(), donor(B, donor_name="new")], [])) == [
-        Event("new: serving")
+        Change("new: serving")
     ]
-    assert told_of(([donor()], []), ([], [])) == [Event("donor: no longer announced", BAD)]
+    assert told_of(([donor()], []), ([], [])) == [Change("donor: no longer announced", BAD)]
 
 
 def test_leases_that_come_and_go_are_told_by_job() -> None:
     held = lease(job="sort", host_name="laptop", slots_mapped=2)
     assert told_of(([donor()], []), ([donor(leases=[held])], [])) == [
-        Event("donor: sort on laptop got a lease")
+        Change("donor: sort on laptop got a lease")
     ]
     assert told_of(([donor(leases=[held])], []), ([donor()], [])) == [
-        Event("donor: sort on laptop gave up 2.00 GiB")
+        Change("donor: sort on laptop gave up 2.00 GiB")
     ]
     # Of a donor that leaves leases out, nobody knows whether they went.
     cut = donor(leases_left_out=5)
@@ -160,16 +160,16 @@ def test_leases_that_come_and_go_are_told_by_job() -> None:
 def test_what_happens_to_devices_is_told() -> None:
     alarm = "lost pages"
     assert told_of(([], [device()]), ([], [device(alarms=alarm, errors=2)])) == [
-        Event("device swap0: lost pages", BAD),
-        Event("device swap0: 2 more errors", BAD),
+        Change("device swap0: lost pages", BAD),
+        Change("device swap0: 2 more errors", BAD),
     ]
     assert told_of(([], [device(alarms=alarm)]), ([], [device()])) == [
-        Event("device swap0: no alarm is left", GOOD)
+        Change("device swap0: no alarm is left", GOOD)
     ]
-    assert told_of(([], [device()]), ([], [])) == [Event("device swap0: gone")]
-    assert told_of(([], []), ([], [device()])) == [Event("device swap0: serving")]
+    assert told_of(([], [device()]), ([], [])) == [Change("device swap0: gone")]
+    assert told_of(([], []), ([], [device()])) == [Change("device swap0: serving")]
     assert told_of(([], [device()]), ([], [{"name": "swap0", "state": "stopped"}])) == [
-        Event("device swap0: stopped")
+        Change("device swap0: stopped")
     ]
 
 
@@ -218,8 +218,8 @@ def test_eighty_by_twenty_four_shows_all_that_matters() -> None:
         ([donor(leases=[used], pool__slabs_mapped=2), silent(B)], [device()]),
         ([donor(leases=[used], pool__slabs_mapped=2), silent(B)], [device(in_disk_bytes=8 * MIB)]),
     )
-    told = [Told("11:59:58", event) for event in between(first, second)]
-    told.append(Told("12:00:00", Event("donor: took back 3 slabs from its consumers", BAD)))
+    told = [Seen("11:59:58", event) for event in between(first, second)]
+    told.append(Seen("12:00:00", Change("donor: took back 3 slabs from its consumers", BAD)))
     shown = lines(second, told=told)
     assert len(shown) == 24
     assert max(map(len, shown)) <= 80
@@ -261,7 +261,7 @@ def test_no_window_is_overrun(
         for i in range(donors)
     ]
     picture = look(None, asked, [device(), device(name="x" * 70)], ("broker " * 30,), 1.0)
-    told = [Told("12:00:00", Event("happened " * 40))] * 30
+    told = [Seen("12:00:00", Change("happened " * 40))] * 30
     window = Window(columns, height, focus, first, clock="12:00:00")
     shown = draw(picture, told, window)
     assert len(shown) <= height
@@ -309,7 +309,7 @@ def test_what_others_say_moves_no_cursor() -> None:
         "",
     )
     (picture,) = looked(([heard], [device(alarms=EVIL)]))
-    told = [Told("12:00:00", Event(EVIL, BAD))]
+    told = [Seen("12:00:00", Change(EVIL, BAD))]
     for line in lines(picture, Window(200, 40), told):
         assert line == "" or line.isprintable()
 

@@ -20,23 +20,23 @@ NEUTRAL: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Change:
     """`tone`: GOOD, BAD or NEUTRAL."""
 
     text: str
     tone: str = NEUTRAL
 
 
-def between(before: Picture, now: Picture) -> list[Event]:
+def between(before: Picture, now: Picture) -> list[Change]:
     """Donors first, then devices."""
     return [*_donors(before, now), *_devices(before, now)]
 
 
-def _donors(before: Picture, now: Picture) -> Iterator[Event]:
+def _donors(before: Picture, now: Picture) -> Iterator[Change]:
     for address, heard in now.heard.items():
         old = before.heard.get(address)
         if old is None:
-            yield Event(f"{_name(heard)}: {heard.donor.state}")
+            yield Change(f"{_name(heard)}: {heard.donor.state}")
             continue
         if old.donor.state != heard.donor.state:
             yield _state(heard)
@@ -44,20 +44,20 @@ def _donors(before: Picture, now: Picture) -> Iterator[Event]:
             yield from _answers(_name(heard), old.status, heard.donor.status)
     for address, old in before.heard.items():
         if address not in now.heard:
-            yield Event(f"{_name(old)}: no longer announced", BAD)
+            yield Change(f"{_name(old)}: no longer announced", BAD)
 
 
 def _name(heard: Heard) -> str:
     return heard.status.donor_name if heard.status else str(heard.donor.address)
 
 
-def _state(heard: Heard) -> Event:
+def _state(heard: Heard) -> Change:
     state = heard.donor.state
     if state == "serving":
-        return Event(f"{_name(heard)}: serving again", GOOD)
+        return Change(f"{_name(heard)}: serving again", GOOD)
     if heard.donor.status is not None:
-        return Event(f"{_name(heard)}: {state}")
-    return Event(f"{_name(heard)}: {state}: {heard.donor.error}", BAD)
+        return Change(f"{_name(heard)}: {state}")
+    return Change(f"{_name(heard)}: {state}: {heard.donor.error}", BAD)
 
 
 _COUNTED: Final = (
@@ -66,26 +66,26 @@ _COUNTED: Final = (
 )
 
 
-def _answers(name: str, old: Status, now: Status) -> Iterator[Event]:
+def _answers(name: str, old: Status, now: Status) -> Iterator[Change]:
     """What a donor's two answers tell."""
     if old.incarnation != now.incarnation:
-        yield Event(f"{name}: its daemon has started again")
+        yield Change(f"{name}: its daemon has started again")
         return
     for counter, words in _COUNTED:
         more = now.counters.get(counter, 0) - old.counters.get(counter, 0)
         if more > 0:
             said = words.format(more, slabs="slab" if more == 1 else "slabs")
-            yield Event(f"{name}: {said}", BAD)
+            yield Change(f"{name}: {said}", BAD)
     before = {one.lease.lease: one for one in of_status(old)}
     after = {one.lease.lease: one for one in of_status(now)}
     # Of a donor with more leases than it lists, some come and go for that alone.
     if old.leases_left_out or now.leases_left_out:
         return
     for number in after.keys() - before.keys():
-        yield Event(f"{name}: {_who(after[number])} got a lease")
+        yield Change(f"{name}: {_who(after[number])} got a lease")
     for number in before.keys() - after.keys():
         gone = before[number]
-        yield Event(f"{name}: {_who(gone)} gave up {format_size_short(gone.held_bytes)}")
+        yield Change(f"{name}: {_who(gone)} gave up {format_size_short(gone.held_bytes)}")
 
 
 def _who(one: ListedLease) -> str:
@@ -93,28 +93,28 @@ def _who(one: ListedLease) -> str:
     return f"{lease.job or lease.device_name} on {lease.host_name}"
 
 
-def _devices(before: Picture, now: Picture) -> Iterator[Event]:
+def _devices(before: Picture, now: Picture) -> Iterator[Change]:
     old = {row["name"]: row for row in before.devices}
     new = {row["name"]: row for row in now.devices}
     for name, row in new.items():
         if name not in old:
-            yield Event(f"device {name}: {row['state']}")
+            yield Change(f"device {name}: {row['state']}")
         else:
             yield from _device(name, old[name], row)
     for name in old.keys() - new.keys():
-        yield Event(f"device {name}: gone")
+        yield Change(f"device {name}: gone")
 
 
-def _device(name: str, old: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Event]:
+def _device(name: str, old: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Change]:
     if old["state"] != row["state"]:
         tone = GOOD if row["state"] == "serving" else NEUTRAL
-        yield Event(f"device {name}: {row['state']}", tone)
+        yield Change(f"device {name}: {row['state']}", tone)
     if (alarms := row.get("alarms", "")) != old.get("alarms", ""):
         yield (
-            Event(f"device {name}: {alarms}", BAD)
+            Change(f"device {name}: {alarms}", BAD)
             if alarms
-            else Event(f"device {name}: no alarm is left", GOOD)
+            else Change(f"device {name}: no alarm is left", GOOD)
         )
     more = row.get("errors", 0) - old.get("errors", 0)
     if more > 0:
-        yield Event(f"device {name}: {more} more {'error' if more == 1 else 'errors'}", BAD)
+        yield Change(f"device {name}: {more} more {'error' if more == 1 else 'errors'}", BAD)

@@ -22,7 +22,7 @@ from rich.live import Live
 from infiniswap.cli.status import ask, local_donor
 from infiniswap.cli.top.changes import between
 from infiniswap.cli.top.picture import Picture, look
-from infiniswap.cli.top.view import SECTIONS, Told, Window, draw, last_row
+from infiniswap.cli.top.view import SECTIONS, Seen, Window, draw, last_row
 from infiniswap.control.access import client_config
 from infiniswap.device.control.listing import local_devices
 from infiniswap.discovery.find import Found, find
@@ -58,7 +58,7 @@ def pressed(window: Window, key: bytes) -> Window | None:
     return window
 
 
-class Watch:
+class Watcher:
     """One reader's view.
 
     Args:
@@ -73,7 +73,7 @@ class Watch:
         self._found: Found | None = None
         self._found_at_s = 0.0
         self._picture: Picture | None = None
-        self._told: deque[Told] = deque(maxlen=_TOLD_MAX)
+        self._told: deque[Seen] = deque(maxlen=_TOLD_MAX)
         self._window = Window(0, 0)
         self.ended = asyncio.Event()
 
@@ -96,7 +96,7 @@ class Watch:
         self._picture = look(before, rows, devices, problems, time.monotonic())
         clock = time.strftime("%H:%M:%S")
         if before is not None:
-            self._told += (Told(clock, event) for event in between(before, self._picture))
+            self._told += (Seen(clock, event) for event in between(before, self._picture))
         self._window = replace(self._window, clock=clock)
 
     async def _ask(self, found: Found) -> list[AskedDonor]:
@@ -162,7 +162,7 @@ async def watch(config: Config) -> None:
         InfiniswapError: the configuration cannot be used.
     """
     console = Console()
-    own = Watch(config, console)
+    own = Watcher(config, console)
     loop, fd = asyncio.get_running_loop(), sys.stdin.fileno()
     with (
         _keys_at_once(fd),

@@ -17,7 +17,7 @@ from infiniswap.units import format_size_short
 
 if TYPE_CHECKING:
     from infiniswap.cli.common.leases import ListedLease
-    from infiniswap.cli.top.changes import Event
+    from infiniswap.cli.top.changes import Change
     from infiniswap.cli.top.picture import Heard, Picture
     from infiniswap.control.messages import Status
 
@@ -56,14 +56,14 @@ class Window:
 
 
 @dataclass(slots=True)
-class Told:
+class Seen:
     """An event and when it was seen."""
 
     clock: str
-    event: Event = field(repr=False)
+    event: Change = field(repr=False)
 
 
-def draw(picture: Picture | None, told: Sequence[Told], window: Window) -> list[Text]:
+def draw(picture: Picture | None, told: Sequence[Seen], window: Window) -> list[Text]:
     """The lines of the window, no more than it has.
 
     Args:
@@ -102,7 +102,7 @@ def draw(picture: Picture | None, told: Sequence[Told], window: Window) -> list[
     return [_header(picture, window), *body, *blank, *foot]
 
 
-def last_row(picture: Picture, told: Sequence[Told], focus: int) -> int:
+def last_row(picture: Picture, told: Sequence[Seen], focus: int) -> int:
     """Number of the last row of the section that is shown alone; 0 where all are shown."""
     sections = (donors, devices, leases)
     if not focus:
@@ -286,7 +286,7 @@ def _since(iso: str) -> str:
     return iso[5:16].replace("T", " ") or _NONE
 
 
-def events(told: Sequence[Told]) -> Section:
+def events(told: Sequence[Seen]) -> Section:
     """What has happened since the start, the last one first."""
     last_first = list(reversed(told))
     return Section(
@@ -300,5 +300,5 @@ def events(told: Sequence[Told]) -> Section:
     )
 
 
-def _marked(event: Event) -> str:
+def _marked(event: Change) -> str:
     return f"! {event.text}" if event.tone == BAD else event.text
