@@ -58,7 +58,7 @@ def pressed(window: Window, key: bytes) -> Window | None:
     return window
 
 
-class Watcher:
+class Viewer:
     """One reader's view.
 
     Args:
@@ -162,7 +162,7 @@ async def watch(config: Config) -> None:
         InfiniswapError: the configuration cannot be used.
     """
     console = Console()
-    own = Watcher(config, console)
+    own = Viewer(config, console)
     loop, fd = asyncio.get_running_loop(), sys.stdin.fileno()
     with (
         _keys_at_once(fd),
