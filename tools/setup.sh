@@ -73,6 +73,8 @@ have debootstrap || want debootstrap
 # The manual.
 have groff || want groff-base
 have mandoc || want mandoc
+# Views in a terminal.
+have tmux || want tmux
 have zsh || want zsh
 have fish || want fish
 # promtool, which checks metrics and alert rules, comes with the Prometheus server. That is not

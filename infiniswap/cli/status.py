@@ -69,6 +69,8 @@ _HEADINGS = {
     "in_donors_bytes": "read from donors",
     "in_disk_bytes": "read from disk",
     "out_bytes": "written",
+    "page_in_us_p50": "page-in p50 µs",
+    "page_in_us_p99": "page-in p99 µs",
 }
 
 

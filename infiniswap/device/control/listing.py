@@ -41,6 +41,8 @@ def local_devices(run_dir: Path, backup_dir: Path) -> list[dict[str, object]]:
                 "in_donors_bytes": stats["pages_in_remote"] * PAGE_BYTES,
                 "in_disk_bytes": stats["pages_in_backup"] * PAGE_BYTES,
                 "out_bytes": stats["pages_out"] * PAGE_BYTES,
+                "page_in_us_p50": round(status.page_in_us_p50, 1),
+                "page_in_us_p99": round(status.page_in_us_p99, 1),
                 "awake": status.awake,
                 "sealed": status.sealed,
                 "errors": sum(stats[key] for key in _ERRORS),
