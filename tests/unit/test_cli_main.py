@@ -65,7 +65,7 @@ def test_an_error_is_one_paragraph_and_its_exit_code(
         ("status --json=1", "status: --json: it takes no value. See `infiniswap status --help`."),
         ("run --local 1G --device d --size 1G x", "run: --size: it cannot be used together with -"),
         ("run job --local 4G", "run: --local is missing. Write --local before the command."),
-        ("donor drain", "donor drain: HOST[:PORT] is missing. See `infiniswap donor drain --help`"),
+        ("donor drain", "donor drain: DONOR is missing. See `infiniswap donor drain --help`"),
         ("--config f status", "there is no option --config before the command. Write options aft"),
         ("device --config f list", "device: there is no option --config before the action. Write "),
         ("stauts", "there is no command 'stauts'. The nearest one is status. See `infiniswap --he"),
