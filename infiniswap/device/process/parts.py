@@ -112,8 +112,7 @@ class Parts:
     @property
     def identity(self) -> Identity:
         """The identity that donors see."""
-        spec = self.spec
-        return Identity(spec.device_id, spec.name, socket.gethostname(), spec.use)
+        return Identity(self.spec.device_id, self.spec.name, socket.gethostname(), self.spec.use)
 
     async def blocking(self, call: Callable[[], T]) -> T:
         """Runs a call that blocks outside of the event loop, to its end even when cancelled."""
