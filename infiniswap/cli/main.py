@@ -23,7 +23,10 @@ from infiniswap.cli.common.parser import Parser
 from infiniswap.errors import InfiniswapError, NotFoundError, SystemCallError
 from infiniswap.own_code import check_own_code, trusted_users
 
-_FIRST = ("daemon", "device", "run", "status", "donor", "doctor", "init", "config", "service")
+_FIRST = (
+    *("daemon", "device", "run", "status", "donor", "doctor", "init", "invite", "join", "config"),
+    "service",
+)
 _NO_COMMANDS = ("main", "common")
 
 

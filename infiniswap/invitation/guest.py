@@ -101,7 +101,7 @@ async def _connect(address: HostPort, digest: bytes) -> GuestConnection:
             )
     except TimeoutError:
         raise NoDonorError("gives no answer", where=str(address)) from None
-    except OSError as error:  # of TLS as well
+    except (OSError, UnicodeError) as error:  # of TLS as well; a name that cannot be one
         why = "refuses the connection" if isinstance(error, ConnectionRefusedError) else str(error)
         raise NoDonorError(why, where=str(address)) from None
     try:

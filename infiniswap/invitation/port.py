@@ -101,9 +101,10 @@ def listen(address: HostPort) -> socket.socket:
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         return socket.create_server(found[:2], family=family)
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"the name cannot be resolved: {error.strerror}", where=where, mend="Give an address."
+            f"the name cannot be resolved: {why}", where=where, mend="Give an address."
         ) from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
