@@ -16,7 +16,7 @@ from infiniswap import config as configuration
 from infiniswap.cli.common import certificates
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.control.roles import Role
-from infiniswap.errors import DeadlineError, UsageError
+from infiniswap.errors import ConflictError, DeadlineError, UsageError
 from infiniswap.units import INVITATION_PORT, HostPort, parse_host_port
 
 if TYPE_CHECKING:
@@ -41,6 +41,12 @@ def add_parser(subparsers: Any) -> None:
     )
     add_shared(parser, "--config", "--secret-file")
     parser.add_argument(
+        "--new",
+        action="store_true",
+        help="first make a cluster of this host: a secret, and a configuration whose daemon "
+        "listens for other hosts",
+    )
+    parser.add_argument(
         "--listen",
         metavar="HOST[:PORT]",
         help=f"address at which the new host reaches this one (default: every address, port "
@@ -64,9 +70,11 @@ def run(args: argparse.Namespace) -> int:
         DeadlineError: nobody came in time, or the guest has not confirmed.
     """
     path = configuration.file_path(args.config).absolute()
-    config = configuration.load(args.config, {"cluster.secret_file": args.secret_file})
     listen = _listen(args.listen)
     addresses = _addresses(listen)
+    if args.new:
+        _make_cluster(args, path, addresses[0])
+    config = configuration.load(args.config, {"cluster.secret_file": args.secret_file})
     terms = _terms(args, config, path, addresses)
     return _wait(terms, path, listen, addresses)
 
@@ -104,6 +112,46 @@ def _leading_out(nowhere: tuple[str, socket.AddressFamily]) -> str:
         except OSError:
             return ""
         return str(sock.getsockname()[0])
+
+
+def _make_cluster(args: argparse.Namespace, path: Path, address: str) -> None:
+    """Writes a secret and a configuration, as two calls of `infiniswap init` do.
+
+    Raises:
+        ConflictError: this host belongs to a cluster.
+        InfiniswapError: they cannot be written.
+    """
+    from infiniswap.cli.init import compose
+    from infiniswap.config_text import toml_value
+    from infiniswap.invitation import membership
+    from infiniswap.secret import new_secret, read_secret
+
+    if args.secret_file is not None or args.authority is not None:
+        raise UsageError("--new makes a secret: leave --secret-file and --authority out")
+    before = configuration.Config()
+    if os.path.lexists(path):
+        before = configuration.load(path, environ={})
+    if found := membership.memberships(before):
+        raise ConflictError(
+            f"this host belongs to a cluster already: {', '.join(found)}",
+            where=str(path),
+            mend="Leave --new out to invite another host into that cluster.",
+        )
+    membership.check_writable(path)
+    secret = path.with_name(membership.SECRET_FILE)
+    files: tuple[membership.NewFile, ...] = ()
+    if os.path.lexists(secret):  # of `infiniswap init --secret`
+        read_secret(secret)
+    else:
+        files = (membership.NewFile(secret, f"{new_secret()}\n".encode(), 0o600, is_there=False),)
+    values = {"cluster.secret_file": toml_value(secret, {})}
+    if before.daemon.listen.is_loopback:
+        values["daemon.listen"] = toml_value(HostPort(address, before.daemon.listen.port), {})
+    wanted = membership.Plan(path, files, values)
+    membership.apply(wanted, lambda: compose(path, given=values, command="invite"))
+    for file in files:
+        print(f"wrote: {file.path}")
+    print(f"wrote: {path}\n", flush=True)
 
 
 def _terms(

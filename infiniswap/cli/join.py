@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from infiniswap.invitation.token import Token
 
 _LINE_MAX: Final = 4096
+_UNSENT: Final = "Nothing was sent, so this did not use the token up."
+_AGAIN: Final = (
+    "The token is used up: run `infiniswap invite` again on the other host, and join with that one."
+)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -112,10 +116,10 @@ def run(args: argparse.Namespace) -> int:
             f"this host belongs to a cluster already: {', '.join(host.member)}",
             where=str(path),
             mend="--replace puts the new cluster's settings in their place; with --dry-run it "
-            "shows them first. Nothing was sent, so this did not use the token up.",
+            f"shows them first. {_UNSENT}",
         )
     if not args.dry_run:
-        membership.check_writable(path)
+        membership.check_writable(path, _UNSENT)
     return asyncio.run(_join(args, token, host))
 
 
@@ -152,7 +156,7 @@ async def _join(args: argparse.Namespace, token: Token, host: _Host) -> int:
         if args.dry_run:
             _show(wanted, host)
             return 0
-        await asyncio.to_thread(membership.apply, wanted, lambda: _compose(wanted))
+        await asyncio.to_thread(membership.apply, wanted, lambda: _compose(wanted), _AGAIN)
         noted = await guest.confirm(connection, lends)
     _report(wanted, offer, host, connection)
     _report_lending(lends, noted)

@@ -219,9 +219,13 @@ def _check(wanted: Plan, offer: Offer) -> None:
 # --------------------------------------------------------------------------- writing
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, mend: str = "") -> None:
     """Whether the configuration and files beside it can be written. Asked before the password is
     sent, as an invitation is good once.
+
+    Args:
+        path: of the configuration.
+        mend: what has not happened yet, for an error.
 
     Raises:
         NotPermittedError, SystemCallError: they cannot.
@@ -240,25 +244,28 @@ def check_writable(path: Path) -> None:
             "the configuration of this host cannot be written",
             error,
             where=str(path.parent),
-            mend=_mend(error),
+            mend=f"{_mend(error)} {mend}".rstrip(),
         ) from error
 
 
 def _mend(error: OSError) -> str:
-    still = "Nothing was sent, so this did not use the token up."
     if isinstance(error, PermissionError):
-        return f"Run it with sudo, or name a file of yours with --config. {still}"
-    return f"Make room there, or name a file elsewhere with --config. {still}"
+        return "Run it with sudo, or name a file of yours with --config."
+    return "Make room there, or name a file elsewhere with --config."
 
 
 def apply(
-    wanted: Plan, compose: Callable[[], str], step: Callable[[str], None] = lambda name: None
+    wanted: Plan,
+    compose: Callable[[], str],
+    mend: str = "",
+    step: Callable[[str], None] = lambda name: None,
 ) -> None:
     """Writes everything.
 
     Args:
         wanted: what.
         compose: the text of a configuration where there is none yet.
+        mend: what else has to be done again after an error.
         step: called before each change of the directory, for tests.
 
     Raises:
@@ -308,8 +315,7 @@ def apply(
                 what,
                 error,
                 where=str(directory),
-                mend="This host is unchanged, and the token is used up. Mend that, and run "
-                "`infiniswap invite` again on the other host.",
+                mend=f"This host is unchanged. {_mend(error)} {mend}".rstrip(),
             ) from error
 
 
@@ -324,7 +330,7 @@ def _configured(wanted: Plan, compose: Callable[[], str]) -> str:
         raise ConfigError(
             f"this file cannot be changed: {error}",
             where=str(wanted.path),
-            mend="Take the keys of [cluster] and [mqtt] out of it, and join with another token.",
+            mend="Take the keys of [cluster] and [mqtt] out of it. This host is unchanged.",
         ) from error
 
 
@@ -335,7 +341,7 @@ def _check_whole(config: Path, path: Path) -> None:
         raise ConfigError(
             f"with the cluster's keys this file could not be used: {error.what}",
             where=str(path),
-            mend=f"{error.mend} This host is unchanged; join with another token afterwards.",
+            mend=f"{error.mend} This host is unchanged.",
         ) from error
 
 

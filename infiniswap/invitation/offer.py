@@ -16,7 +16,7 @@ from infiniswap.control import pem
 from infiniswap.control.roles import Role
 from infiniswap.errors import ConfigError, DonorRefusedError, UsageError
 from infiniswap.invitation.messages import Broker, InvitationRequest, Offer
-from infiniswap.secret import make_command, read_password, read_public, secret_text
+from infiniswap.secret import read_password, read_public, secret_text
 from infiniswap.units import HostPort, is_loopback, parse_host_port
 
 if TYPE_CHECKING:
@@ -152,12 +152,12 @@ def terms(
 def _with_secret(config: Config, path: Path, offer: Offer, *, session_key: bool) -> Offer:
     file = config.cluster.secret_file
     if file is None:
-        secret = path.with_name("secret")
         raise ConfigError(
             "this host is in no cluster yet: it has no cluster secret to share",
             where="cluster.secret_file",
-            mend=f"Make one with {make_command(secret)}, then `infiniswap init`, which names it in "
-            f"{path} (or name it there under [cluster] secret_file), and start the daemon again.",
+            mend=f"`infiniswap invite --new` makes one, in {path.with_name('secret')}, and a "
+            "configuration that names it. If the cluster has a secret, name its file under "
+            "[cluster] secret_file.",
         )
     keys, text = secret_text(file)
     second = ""

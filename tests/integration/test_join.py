@@ -256,7 +256,50 @@ def test_a_host_without_a_cluster_cannot_invite(inviting: Callable[..., Inviter]
     host = inviting(text="[cluster]\n")
     assert host.end() == 3
     assert "this host is in no cluster yet" in host.said
-    assert "infiniswap init --secret" in host.said
+    assert "`infiniswap invite --new` makes one" in host.said
+
+
+def test_a_new_cluster_of_two(
+    tmp_path: Path, inviting: Callable[..., Inviter], run: Callable[..., Done]
+) -> None:
+    text = "[device]\nqueues = 4 # mine\n"
+    host, path = inviting("--new", text=text), tmp_path / "b" / "infiniswap.toml"
+    own = tmp_path / "a" / "infiniswap.toml"
+    # The secret that `infiniswap init --secret` had made.
+    assert read_secret(own.parent / "secret") == derive(bytes.fromhex(SECRET))
+    assert "queues = 4 # mine" in own.read_text()
+    assert loaded(own).daemon.listen == HostPort("127.0.0.1", 9400)
+    assert run("join", host.token, "--config", path).code == 0
+    assert host.end() == 0
+    again = inviting("--new")
+    assert again.end() == 9
+    assert "Leave --new out" in again.said
+
+
+def test_a_new_cluster_where_nothing_was(tmp_path: Path, run: Callable[..., Done]) -> None:
+    path = tmp_path / "new" / "infiniswap.toml"
+    process = subprocess.Popen(
+        [*PROGRAM, "invite", "--new", "--config", str(path), "--listen", "127.0.0.1:0"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == f"wrote: {path.parent}/secret\n"
+        assert process.stdout.readline() == f"wrote: {path}\n"
+        while not (found := re.search(r"infiniswap join (\S+)", process.stdout.readline())):
+            assert process.poll() is None
+        assert run("join", found[1], "--config", tmp_path / "b.toml").code == 0
+    finally:
+        process.kill()
+        process.stdout.read()
+        process.stdout.close()
+        process.wait()
+    assert (tmp_path / "secret").read_bytes() == (path.parent / "secret").read_bytes()
+    assert "written by `infiniswap invite`" in path.read_text()
+    assert (path.parent / "secret").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_token_with_a_slip_is_told_apart_from_one_that_is_refused(
