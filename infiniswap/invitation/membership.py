@@ -143,8 +143,7 @@ def _plan(path: Path, offer: Offer, key: bytes, listen: HostPort | None) -> Plan
 
     def add(name: str, at: str, text: str | bytes, mode: int) -> None:
         content = text if isinstance(text, bytes) else f"{text.rstrip()}\n".encode()
-        taken = {file.path for file in files.values()}
-        files[at] = _named(path.with_name(name), content, mode, taken)
+        files[at] = _named(path.with_name(name), content, mode)
 
     if offer.kind == CERTIFICATE:
         add("ca.pem", "cluster.ca_file", offer.authority, _PUBLIC)
@@ -179,13 +178,11 @@ def _plan(path: Path, offer: Offer, key: bytes, listen: HostPort | None) -> Plan
     return Plan(path, tuple(files.values()), values)
 
 
-def _named(path: Path, content: bytes, mode: int, taken: set[Path]) -> NewFile:
+def _named(path: Path, content: bytes, mode: int) -> NewFile:
     """The file by its name, or by one with a number where something else has the name."""
     for number in range(1, _NAMES_MAX):
         name = path.stem if number == 1 else f"{path.stem}-{number}"
         found = path.with_name(name + path.suffix)
-        if found in taken:
-            continue
         if not os.path.lexists(found):
             return NewFile(found, content, mode, is_there=False)
         if _holds(found, content, mode):

@@ -284,6 +284,28 @@ def test_killed_at_any_step_the_host_is_as_it_was_and_can_join(
     assert read_secret(tmp_path / "secret") == derive(bytes.fromhex(SECRET))
 
 
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "infiniswap.toml"
+
+    def step(name: str) -> None:
+        if name == "name secret":
+            (tmp_path / "secret").write_text("somebody else's")
+
+    with pytest.raises(SystemCallError, match="File exists"):
+        apply(planned(path), lambda: HEAD, step=step)
+    assert files(tmp_path) == {"secret": b"somebody else's"}
+
+
+def test_the_configuration_is_never_half_written(tmp_path: Path) -> None:
+    """Whoever has it open reads the former one to its end."""
+    path = tmp_path / "infiniswap.toml"
+    path.write_text(OTHER)
+    os.link(path, tmp_path / "former")
+    apply(planned(path), lambda: HEAD)
+    assert (tmp_path / "former").read_text() == OTHER
+    assert path.read_text() != OTHER
+
+
 def test_two_joins_at_a_time_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "infiniswap.toml"
     with membership._locked(tmp_path):
