@@ -120,7 +120,15 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.dry_run:
         membership.check_writable(path, _UNSENT)
-    return asyncio.run(_join(args, token, host))
+    try:
+        return asyncio.run(_join(args, token, host))
+    except KeyboardInterrupt:
+        print(
+            "infiniswap: interrupted, and the token may be used up. `infiniswap join` with another "
+            "one says whether this host belongs to the cluster already",
+            file=sys.stderr,
+        )
+        raise
 
 
 def _token_text(text: str) -> str:

@@ -9,12 +9,13 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import PROGRAM, WAIT_S, environment, until
+from support.devices.cluster import PROGRAM, SLAB, WAIT_S, Cluster, environment, until
 
 from infiniswap import config as configuration
 from infiniswap.cli.main import main
@@ -182,6 +183,29 @@ def test_the_donors_of_the_inviting_host_come_along(
     ]
     assert (found.cluster.name, found.device.slab_bytes) == ("east", 64 << 20)
     assert host.end() == 0
+
+
+@pytest.mark.requires_native
+@pytest.mark.requires_root
+def test_a_daemon_that_flags_have_started_is_found(
+    tmp_path: Path,
+    inviting: Callable[..., Inviter],
+    run: Callable[..., Done],
+    cluster: Cluster,
+) -> None:
+    secret, path = tmp_path / "a" / "secret", tmp_path / "b.toml"
+    # Made by the fixture with the first invitation.
+    first = inviting(text=f'[cluster]\nsecret_file = "{secret}"\nask_s = 30.0\n')
+    assert first.end(signal.SIGINT) == 130
+    donor = cluster.donor("--secret-file", str(secret))
+    config = tmp_path / "a" / "infiniswap.toml"
+    config.write_text(f'{config.read_text()}[daemon]\nlisten = "{donor.address}"\n')
+    host = inviting()
+    assert "does not answer" not in host.said
+    assert run("join", host.token, "--config", path).code == 0
+    found = loaded(path)
+    assert [str(peer) for peer in found.peers()] == [donor.address]
+    assert found.device.slab_bytes == SLAB  # the daemon's, not the configuration's
 
 
 def test_a_session_key_in_place_of_the_secret(
@@ -431,3 +455,29 @@ def test_an_address_that_leads_nowhere_is_not_taken_up(tmp_path: Path, lends: st
     path.write_text("[cluster]\n")
     assert "address" in take_up(path, "h1", lends)
     assert path.read_text() == "[cluster]\n"
+
+
+# ----------------------------------------------------------------------------- who has no donor
+
+
+@pytest.mark.requires_native
+@pytest.mark.requires_root
+@pytest.mark.requires_memcg
+def test_run_without_configuration_says_in_two_lines_how_to_get_a_donor(tmp_path: Path) -> None:
+    directories = {
+        "INFINISWAP_DEVICE_RUN_DIR": f"{tmp_path}/run",
+        "INFINISWAP_DEVICE_BACKUP_DIR": f"{tmp_path}/backup",
+    }
+    done = subprocess.run(
+        [*PROGRAM, "run", "--local", "32M", "--", "true"],
+        capture_output=True,
+        text=True,
+        env=environment({"INFINISWAP_CONFIG": "/dev/null", **directories}),
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 6
+    (said,) = done.stderr.splitlines()
+    assert len(textwrap.wrap(said, 100, break_long_words=False, break_on_hyphens=False)) == 2
+    assert "sudo infiniswap invite" in said
+    assert "join" in said
