@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from infiniswap import config as configuration
-from infiniswap.errors import ConflictError, UsageError
+from infiniswap.errors import ConflictError, InfiniswapError, UsageError
 from infiniswap.units import CONTROL_PORT, HostPort, parse_host_port
 
 if TYPE_CHECKING:
@@ -118,10 +119,16 @@ def run(args: argparse.Namespace) -> int:
             mend="--replace puts the new cluster's settings in their place; with --dry-run it "
             f"shows them first. {_UNSENT}",
         )
+    is_new = not path.parent.exists()
     if not args.dry_run:
         membership.check_writable(path, _UNSENT)
     try:
         return asyncio.run(_join(args, token, host))
+    except InfiniswapError:
+        if is_new:
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
+        raise
     except KeyboardInterrupt:
         print(
             "infiniswap: interrupted, and the token may be used up. `infiniswap join` with another "

@@ -347,6 +347,7 @@ def test_ctrl_c_withdraws_the_invitation(
     assert "the invitation is withdrawn" in host.said
     done = run("join", host.token, "--config", tmp_path / "b" / "infiniswap.toml")
     assert (done.code, "while `infiniswap invite` runs" in done.err) == (6, True)
+    assert not (tmp_path / "b").exists()
 
 
 def test_two_invitations_at_one_port(inviting: Callable[..., Inviter]) -> None:
