@@ -12,8 +12,8 @@ code  class                        meaning
 3     ConfigError                  wrong configuration file, environment variable or secret file
 4     NotPermittedError            needs root or a capability
 5     UnavailableError             this host or this build lacks a requested feature
-6     NoDonorError                 no donor named, or none reachable
-7     DonorRefusedError            a donor refused: slab size, version, secret, another protocol
+6     NoDonorError                 no donor (or inviting host) named, or none reachable
+7     DonorRefusedError            a donor refused: slab size, version, secret, token, protocol
 8     BackupError                  the backup file or device cannot be used
 9     ConflictError                name in use, already running, already attached
 10    SystemCallError              the kernel refused something that should have worked

@@ -89,13 +89,20 @@ def read_secret(path: Path, state_dir: Path | None = None) -> Keys:
             number generator.
     """
     if state_dir is not None and path == host_secret_path(state_dir):
-        return _parse(path, _HOST_SECRET)
-    return _parse(path, _Kind("cluster secret", "[cluster] secret_file", 1, ""))
+        return _parse(path, _HOST_SECRET)[0]
+    return _parse(path, _CLUSTER_SECRET)[0]
 
 
-def _parse(path: Path, kind: _Kind) -> Keys:
+def secret_text(path: Path) -> tuple[Keys, str]:
+    """As `read_secret`, and the text that another host's file gets."""
+    found, text = _parse(path, _CLUSTER_SECRET)
+    return found, text.decode("ascii")
+
+
+def _parse(path: Path, kind: _Kind) -> tuple[Keys, bytes]:
+    text = _read(path, kind)
     try:
-        return keys.parse(_read(path, kind))
+        return keys.parse(text), text
     except ValueError as error:
         raise ConfigError(
             str(error),
@@ -307,6 +314,20 @@ def read_certificates(files: CertificateFiles) -> CertificateTexts:
     )
 
 
+def read_public(path: Path, noun: str, key: str) -> bytes:
+    """A certificate that everybody may read.
+
+    Args:
+        path: of the file.
+        noun: what it is.
+        key: of the configuration, that names the file.
+
+    Raises:
+        ConfigError: it is unreadable or empty, or others may change it.
+    """
+    return _read(path, _public(noun, key))
+
+
 def _public(noun: str, key: str) -> _Kind:
     return _Kind(noun, key, 1, "", _PEM_BYTES_MAX, is_public=True)
 
@@ -340,6 +361,7 @@ class _Kind:
     is_public: bool = False
 
 
+_CLUSTER_SECRET: Final = _Kind("cluster secret", "[cluster] secret_file", 1, "")
 _HOST_SECRET: Final = _Kind("secret of this host", "daemon.state_dir", 1, "", user=DONOR_USER)
 
 

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On which line of a TOML file each key stands: the standard library's parser does not tell."""
+"""On which line of a TOML file each key stands, and changing keys without touching other lines: the
+standard library's parser does neither."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import re
-from typing import Final
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Final
 
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _DOTTED = rf"{_PART}(?:\s*\.\s*{_PART})*"
@@ -37,3 +42,76 @@ def key_lines(text: str) -> dict[str, int]:
 
 def _plain(dotted: str) -> str:
     return ".".join(part.strip("\"'") for part in re.findall(_PART, dotted))
+
+
+def with_keys(text: str, values: Mapping[str, str | None]) -> str:
+    """Valid TOML with other values of some keys; every other line stays, comments included.
+
+    Args:
+        text: the file.
+        values: by `section.key`, as TOML; None takes the key away.
+
+    Raises:
+        ValueError: a key is written in a way that cannot be changed line by line (an inline table,
+            a comment inside of its value).
+    """
+    wanted = tomllib.loads(text)
+    lines = text.splitlines()
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        _expect(wanted, section, name, value)
+        _change(lines, key, value)
+    result = "".join(f"{line}\n" for line in lines)
+    with contextlib.suppress(tomllib.TOMLDecodeError):
+        if _without_empty(tomllib.loads(result)) == _without_empty(wanted):
+            return result
+    raise ValueError("its keys cannot be changed line by line")
+
+
+def _expect(table: dict[str, Any], section: str, name: str, value: str | None) -> None:
+    if value is not None:
+        table.setdefault(section, {})[name] = tomllib.loads(f"value = {value}")["value"]
+    elif isinstance(table.get(section), dict):
+        table[section].pop(name, None)
+
+
+def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in copy.deepcopy(table).items() if value != {}}
+
+
+def _change(lines: list[str], key: str, value: str | None) -> None:
+    """In place. What comes of a file that this does not understand, `with_keys` refuses."""
+    section, _, name = key.partition(".")
+    where = key_lines("\n".join(lines))
+    if key in where:
+        at = where[key] - 1
+        left = lines[at].partition("=")[0]
+        lines[at : at + _span(lines, at)] = [] if value is None else [f"{left.rstrip()} = {value}"]
+    elif value is not None and section in where:
+        lines.insert(_place(lines, where[section], name), f"{name} = {value}")
+    elif value is not None:
+        lines += ["", f"[{section}]", f"{name} = {value}"]
+
+
+def _span(lines: list[str], at: int) -> int:
+    """Lines of the key that stands at a line. Raises ValueError: a comment would be lost."""
+    for count in range(1, len(lines) - at + 1):
+        own = "\n".join(lines[at : at + count])
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            value = tomllib.loads(own)
+            break
+    else:
+        return 1
+    if "#" in own and "#" not in str(value):
+        raise ValueError("there is a comment beside a value that has to change")
+    return count
+
+
+def _place(lines: list[str], begin: int, name: str) -> int:
+    """Below the comment that shows the key's default, or else right below the section's line."""
+    for at in range(begin, len(lines)):
+        if _HEADER.match(lines[at]):
+            break
+        if lines[at].startswith(f"#{name} = "):
+            return at + 1
+    return begin

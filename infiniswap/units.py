@@ -31,6 +31,7 @@ SIZE_BYTES_MAX = 1 << 62
 CONTROL_PORT = 9400
 DATA_PORT = 9401
 METRICS_PORT = 9402
+INVITATION_PORT = 9403
 
 _UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB, "p": PIB}
 _NUMBER = r"([0-9]{1,20})(?:\.([0-9]{1,9}))?"

@@ -3,8 +3,8 @@
 """Checks that imports and includes point one way, and a few other rules of the house.
 
 Python: rights → errors → units, fields, keys, own_code → secret, peers → config → policy, control,
-engine → system → discovery → donor, device → demo → cli; each may import what stands before it, and
-itself.
+engine → system → discovery → donor, device → demo, invitation → cli; each may import what stands
+before it, and itself.
 `policy/` and the message code are pure: no clock, no I/O, no randomness of their own. `testing/` is
 shipped for tests and imported by nothing else. Programs are started in one place (SPAWNERS), which
 gives them nothing that another user may have prepared.
@@ -53,6 +53,7 @@ PYTHON_RANKS = {
     "donor": 7,
     "device": 7,
     "demo": 8,
+    "invitation": 8,
     "cli": 9,
     "testing": 9,
     "__main__": 10,
@@ -66,6 +67,7 @@ DEVICE_ROOMS = (
 PURE_PARTS = (
     *("policy/", "fields", "rdma_address", "keys"),
     *("control/messages", "control/text", "control/rate"),
+    *("invitation/token", "invitation/once", "invitation/messages"),
 )
 # Beside the one place: the user's own program, and the leader of its terminal, which runs no other.
 SPAWNERS = ("system/programs.py", "device/jobs/job.py", "device/jobs/terminal.py")

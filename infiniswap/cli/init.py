@@ -8,7 +8,7 @@ import argparse
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -126,12 +126,19 @@ def _make_key(args: argparse.Namespace) -> int:
     return 0
 
 
-def compose(path: Path, donors: str | None = None) -> str:
+def compose(
+    path: Path,
+    donors: str | None = None,
+    given: Mapping[str, str] | None = None,
+    command: str = "init",
+) -> str:
     """The file's text, fitted to this host.
 
     Args:
         path: where it will lie.
         donors: comma-separated addresses; None: the file names none.
+        given: values that are known, as TOML, by key.
+        command: that writes the file.
 
     Raises:
         UsageError: an address is wrong.
@@ -145,7 +152,9 @@ def compose(path: Path, donors: str | None = None) -> str:
     _memory(chosen, found)
     _backup(chosen, found)
     secret = path.with_name(SECRET_FILE)
-    if os.path.exists(secret):
+    if given is not None:
+        chosen |= given
+    elif os.path.exists(secret):
         chosen["cluster.secret_file"] = toml_value(secret, {})
     else:
         found["cluster.secret_file"] = [
@@ -155,11 +164,12 @@ def compose(path: Path, donors: str | None = None) -> str:
     if donors is not None:
         chosen["cluster.peers"] = toml_value(parse_host_ports(donors), {})
     _capabilities(found)
-    addresses = ", ".join(sorted(_addresses()))
+    addresses = ", ".join(sorted(own_addresses()))
     if addresses:
         found["daemon.listen"] = [f"this host's addresses are {addresses}."]
     head = (
-        f"Configuration of Infiniswap, written by `infiniswap init` on {socket.gethostname()}.",
+        f"Configuration of Infiniswap, written by `infiniswap {command}` on "
+        f"{socket.gethostname()}.",
         "",
         "Every key is listed. A key after a # has its default: remove the # to set another value.",
         "Sizes are written 512M or 1G; keys that end in _s are seconds, in _ms milliseconds.",
@@ -294,7 +304,7 @@ def _capabilities(found: dict[str, list[str]]) -> None:
             found.setdefault(key, []).append(" ".join(text.split()))
 
 
-def _addresses() -> set[str]:
+def own_addresses() -> set[str]:
     """This host's addresses that others may reach."""
     import psutil
 

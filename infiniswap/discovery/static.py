@@ -17,8 +17,10 @@ from infiniswap.units import HostPort
 log = logging.getLogger(__name__)
 
 NO_DONOR_MEND: Final = (
-    "Give --donors HOST[:PORT],... or set `peers` under [cluster] in the configuration."
+    "Run `sudo infiniswap invite` on a host that lends memory, and here the `join` command that it "
+    "prints, or give --donors HOST[:PORT],..."
 )
+"""With what is wrong it makes two lines of a terminal."""
 
 _Signature = tuple[int, int, int] | None
 

@@ -61,10 +61,10 @@ def new_authority(cluster: str, when: Period | None = None) -> Pair:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"Infiniswap cluster {cluster}"[:64])
-    builder = _builder(name, name, key, when or period(AUTHORITY_DAYS))
+    builder = _builder(name, name, key.public_key(), when or period(AUTHORITY_DAYS))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
-    return _signed(builder, key, key)
+    return Pair(_signed(builder, key), _key_text(key))
 
 
 def new_certificate(
@@ -85,11 +85,70 @@ def new_certificate(
     Raises:
         ValueError: authority or names cannot be used; says why.
     """
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    made = _certificate(authority, cluster, host, roles, when, key.public_key())
+    return Pair(made, _key_text(key))
+
+
+def new_request() -> Pair:
+    """A key, and a request (PKCS #10) for its certificate: the key stays on its host. The request
+    names nobody, because the authority decides whom it is for."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    made = request.sign(key, hashes.SHA256())
+    return Pair(made.public_bytes(serialization.Encoding.PEM), _key_text(key))
+
+
+def sign_request(
+    authority: Pair,
+    cluster: str,
+    host: str,
+    roles: Iterable[Role],
+    when: Period,
+    request: bytes,
+) -> bytes:
+    """A certificate for the key of a request. What else the request says does not count.
+
+    Raises:
+        ValueError: as `new_certificate`, or the request cannot be used; says why.
+    """
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        found = x509.load_pem_x509_csr(request)
+        public = found.public_key()
+        is_right = found.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError("the request for a certificate is none") from None
+    if not isinstance(public, ec.EllipticCurvePublicKey) or public.curve.name != "secp256r1":
+        raise ValueError("the key in the request is not one of the curve P-256")
+    if not is_right:
+        raise ValueError("whoever made the request does not have its key")
+    return _certificate(authority, cluster, host, roles, when, public)
+
+
+def _certificate(
+    authority: Pair,
+    cluster: str,
+    host: str,
+    roles: Iterable[Role],
+    when: Period,
+    public: ec.EllipticCurvePublicKey,
+) -> bytes:
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
+    roles = list(roles)
     names: list[x509.GeneralName] = [
         x509.UniformResourceIdentifier(uri(cluster, role, host)) for role in roles
     ]
@@ -108,8 +167,7 @@ def new_certificate(
             f"the authority itself is good until {end:%F} only: give fewer --days, or make another "
             "authority"
         )
-    key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(_name(host), signer.subject, key, when)
+    builder = _builder(_name(host), signer.subject, public, when)
     uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     builder = (
         builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -121,7 +179,7 @@ def new_certificate(
             critical=False,
         )
     )
-    return _signed(builder, key, signer_key)
+    return _signed(builder, signer_key)
 
 
 def _name(text: str) -> x509.Name:
@@ -132,11 +190,10 @@ def _name(text: str) -> x509.Name:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, when: Period
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, when: Period
 ) -> x509.CertificateBuilder:
     from cryptography import x509
 
-    public = key.public_key()
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -159,19 +216,18 @@ def _usage(*allowed: str) -> x509.KeyUsage:
     return x509.KeyUsage(**{name: name in allowed for name in every})
 
 
-def _signed(
-    builder: x509.CertificateBuilder,
-    key: ec.EllipticCurvePrivateKey,
-    signer_key: ec.EllipticCurvePrivateKey,
-) -> Pair:
+def _signed(builder: x509.CertificateBuilder, signer_key: ec.EllipticCurvePrivateKey) -> bytes:
     from cryptography.hazmat.primitives import hashes, serialization
 
-    certificate = builder.sign(signer_key, hashes.SHA256())
-    return Pair(
-        certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
+    made = builder.sign(signer_key, hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_text(key: ec.EllipticCurvePrivateKey) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
     )

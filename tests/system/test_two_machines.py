@@ -2,9 +2,9 @@
 """README's section "Two machines", word for word, on two hosts in network namespaces.
 
 The commands are those of its code blocks, run by a shell as they stand. Changed are only what the
-section declares as the reader's own (the address, the secret's path, LOCAL and MIB), and sizes and
-directories through documented `INFINISWAP_*` variables. `sudo` and `ssh` are stand-ins: both hosts
-share one file system here, and the test is root already.
+section declares as the reader's own (TOKEN, LOCAL and MIB), and sizes and directories through
+documented `INFINISWAP_*` variables. `sudo` is a stand-in, as the test is root already. Both hosts
+share one file system here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ pytestmark = [
     pytest.mark.requires_loop,
     pytest.mark.requires_memcg,
     pytest.mark.requires_swap,
-    pytest.mark.requires_tool("ip", "nsenter", "bash", "base64", "install"),
+    pytest.mark.requires_tool("ip", "nsenter", "bash"),
 ]
 
 ADDRESS = "10.0.0.2"
@@ -48,15 +49,18 @@ def blocks(kind: str, name: str) -> list[str]:
 
 
 class Machines:
-    """Two hosts, a shell on each; the donor lends, as its block says.
+    """Two hosts, a shell on each. The consumer has joined the donor's cluster, and the donor lends,
+    as the section's blocks say.
 
     Attributes:
         net: the namespaces.
         cluster: directories, environment and clean-up of the consumer's device.
-        daemon: the donor's, the last command of that block.
+        invited: what the donor's first block has said.
+        joined: what the consumer's first block has said.
+        daemon: the donor's, its second block.
     """
 
-    def __init__(self, net: NetworkNamespaces, cluster: Cluster) -> None:
+    def __init__(self, net: NetworkNamespaces, cluster: Cluster, join: str = "") -> None:
         self.net = net
         self.cluster = cluster
         self.address = net.address("donor")
@@ -67,37 +71,58 @@ class Machines:
             "INFINISWAP_DAEMON_POOL": "512M",
             "INFINISWAP_DAEMON_HEADROOM": "16M",
         }
-        lend = blocks("on", "donor")[0]
-        assert re.search(r"^sudo infiniswap daemon .*\n\Z", lend, re.MULTILINE)
-        self.daemon = Service(
-            self.script("donor", lend),
-            cluster.root / "daemon.log",
-            f"control {self.address}:9400, pages {self.address}:9401",
-            self.environment,
-            cluster.root,
+        self.invited, self.joined = self._bring_together(join or blocks("on", "consumer")[0])
+        self.daemon = self._service(
+            blocks("on", "donor")[1], f"control {self.address}:9400, pages {self.address}:9401"
         )
+
+    def _bring_together(self, join: str) -> tuple[str, str]:
+        inviting = self._service(blocks("on", "donor")[0], "Waiting;")
+        try:
+            command = re.search(r"^ +sudo (infiniswap join \S+)$", inviting.log, re.MULTILINE)
+            assert command, inviting.log
+            joined = self.run("consumer", join.replace("infiniswap join TOKEN", command[1]))
+            assert joined.returncode == 0, joined.stderr
+            until(lambda: "joined: " in inviting.log, "the inviting host to know it")
+        finally:
+            inviting.end()
+        return inviting.log, joined.stdout
+
+    def _service(self, block: str, serving: str) -> Service:
+        log = self.cluster.root / f"{block.split()[2]}.log"
+        script = self.script("donor", block)
+        return Service(script, log, serving, self._environment("donor"), self.cluster.root)
+
+    def _environment(self, host: str) -> dict[str, str]:
+        """Both hosts share one file system."""
+        return {**self.environment, "INFINISWAP_CONFIG": str(self.config(host))}
+
+    def config(self, host: str) -> Path:
+        """Where a host keeps its configuration, with the secret beside it."""
+        return self.cluster.root / host / "infiniswap.toml"
 
     def secret(self, host: str) -> Path:
         """Where a host keeps the secret."""
-        return self.cluster.root / host / "secret"
+        return self.config(host).with_name("secret")
 
-    def own(self, text: str, host: str, **values: str) -> str:
+    def own(self, text: str, **values: str) -> str:
         """The text with the reader's own values in the assignments that the section makes."""
-        values = {"DONOR": self.address, "SECRET": str(self.secret(host)), **values}
         for name, value in values.items():
             text = re.sub(rf"^{name}=\S+", f"{name}={value}", text, flags=re.MULTILINE)
         return text
 
     def script(self, host: str, commands: str, **values: str) -> list[str]:
-        """The command that runs them in a shell of that host, after what is said on both."""
-        text = self.own(blocks("on", "both")[0] + commands, host, **values)
-        return self.net.command(host, bash(text))
+        """The command that runs them in a shell of that host."""
+        return self.net.command(host, bash(self.own(commands, **values)))
 
-    def run(self, host: str, commands: str, **values: str) -> subprocess.CompletedProcess[str]:
-        """Runs commands of the section on a host."""
+    def run(
+        self, host: str, commands: str, peers: str = "", **values: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs commands of the section on a host; `peers`: other donors than it has joined."""
+        changes = {"INFINISWAP_CLUSTER_PEERS": peers} if peers else {}
         return subprocess.run(
             self.script(host, commands, **values),
-            env=self.environment,
+            env={**self._environment(host), **changes},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -105,16 +130,10 @@ class Machines:
             check=False,
         )
 
-    def prepare_consumer(self) -> None:
-        """The consumer's first block: secret, and a look at the donor."""
-        done = self.run("consumer", blocks("on", "consumer")[0])
-        assert done.returncode == 0, done.stderr
-        assert "serving" in done.stdout
-
-    def job(self, **values: str) -> subprocess.CompletedProcess[str]:
-        """The consumer's second block: the program."""
+    def job(self, peers: str = "") -> subprocess.CompletedProcess[str]:
+        """The consumer's third block: the program."""
         small = {"LOCAL": str(LOCAL), "MIB": str(WANTED_MIB)}
-        return self.run("consumer", blocks("on", "consumer")[1], **{**small, **values})
+        return self.run("consumer", blocks("on", "consumer")[2], peers, **small)
 
     def firewall(self, action: str, port: int) -> None:
         """The donor's: with "add" nothing that its port answers goes out, so nobody gets in;
@@ -124,8 +143,7 @@ class Machines:
 
     def counters(self) -> dict[str, int]:
         """The donor's own counters."""
-        command = "sudo infiniswap status --json --donors $DONOR --secret-file $SECRET\n"
-        done = self.run("consumer", command)
+        done = self.run("consumer", "sudo infiniswap status --json\n")
         assert done.returncode == 0, done.stderr
         counters: dict[str, int] = json.loads(done.stdout)["donors"][0]["status"]["counters"]
         return counters
@@ -143,7 +161,7 @@ class Machines:
 
     def _daemon_itself(self) -> list[str]:
         """Its processes, and where its slabs lie (docs/adr/0015)."""
-        own = re.compile(rf" (daemon|bash) |^mount {re.escape(str(self.cluster.root))}/donors/")
+        own = re.compile(rf" (daemon|bash)( |$)|^mount {re.escape(str(self.cluster.root))}/donors/")
         return [text for text in self.cluster.leftovers() if own.search(text)]
 
 
@@ -152,16 +170,25 @@ def machines(cluster: Cluster) -> Iterator[Machines]:
     with NetworkNamespaces(["donor", "consumer"]) as net:
         made = Machines(net, cluster)
         try:
-            made.prepare_consumer()
             yield made
         finally:
             made.daemon.end()
 
 
 def test_the_section_as_it_stands(machines: Machines) -> None:
-    assert machines.secret("donor").stat().st_mode & 0o777 == 0o600
+    for host in ("donor", "consumer"):
+        assert machines.secret(host).stat().st_mode & 0o777 == 0o600
     assert "plain TCP" in machines.daemon.log  # the warning of the start-up
-    assert machines.secret("consumer").read_bytes() == machines.secret("donor").read_bytes()
+    secret = machines.secret("donor").read_text()
+    assert machines.secret("consumer").read_text() == secret
+    assert secret.strip() not in machines.invited + machines.joined
+    assert (
+        f"joined: {socket.gethostname()} ({machines.net.address('consumer')})" in machines.invited
+    )
+
+    looked = machines.run("consumer", blocks("on", "consumer")[1])
+    assert looked.returncode == 0, looked.stderr
+    assert "serving" in looked.stdout
 
     before = machines.counters()
     done = machines.job()
@@ -178,7 +205,7 @@ def test_the_section_as_it_stands(machines: Machines) -> None:
 def test_a_wrong_address(machines: Machines) -> None:
     nobody = machines.address.rpartition(".")[0] + ".99"
     message = machines.message("control").replace(machines.address, nobody)
-    machines.expect(machines.job(DONOR=nobody), message, 6)
+    machines.expect(machines.job(peers=nobody), message, 6)
 
 
 def test_a_daemon_that_does_not_run(machines: Machines) -> None:
@@ -193,7 +220,7 @@ def test_a_blocked_port(machines: Machines, port: int, name: str) -> None:
 
 
 def test_the_port_of_the_pages_instead_of_the_control_port(machines: Machines) -> None:
-    machines.expect(machines.job(DONOR=f"{machines.address}:9401"), machines.message("port"), 7)
+    machines.expect(machines.job(peers=f"{machines.address}:9401"), machines.message("port"), 7)
 
 
 def test_a_wrong_secret(machines: Machines) -> None:
@@ -217,11 +244,11 @@ def test_a_link_that_stalls_is_told_and_loses_nothing(machines: Machines) -> Non
     root = machines.cluster.root
     script, started, go_on = root / "job.py", root / "started", root / "go-on"
     script.write_text(STALLED_JOB)
-    command = f"sudo infiniswap run --local {LOCAL} --donors $DONOR --secret-file $SECRET -- "
+    command = f"sudo infiniswap run --local {LOCAL} -- "
     command += f"python3 {script} {started} {go_on}\n"
     job = subprocess.Popen(
         machines.script("consumer", command),
-        env=machines.environment,
+        env=machines._environment("consumer"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -243,3 +270,29 @@ def test_a_link_that_stalls_is_told_and_loses_nothing(machines: Machines) -> Non
         job.kill()
         job.wait(WAIT_S)
     assert (job.returncode, out.strip()) == (0, str(96 * MIB)), err
+
+
+@pytest.mark.full
+def test_each_host_uses_the_memory_of_the_other(cluster: Cluster) -> None:
+    """README: join with --lend, and start the daemon here, too."""
+    with NetworkNamespaces(["donor", "consumer"]) as net:
+        lend = blocks("on", "consumer")[0].replace("TOKEN", "TOKEN --lend")
+        made = Machines(net, cluster, lend)
+        made.daemon.end()
+        here = net.address("consumer")
+        assert f"has added {here}:9400 to cluster.peers" in made.invited
+        daemon = Service(
+            made.script("consumer", blocks("on", "donor")[1]),
+            cluster.root / "here.log",
+            f"control {here}:9400",
+            {**made._environment("consumer"), "INFINISWAP_DAEMON_RUN_DIR": ""},
+            cluster.root,
+        )
+        try:
+            done = made.run(
+                "donor", blocks("on", "consumer")[2], LOCAL=str(LOCAL), MIB=str(WANTED_MIB)
+            )
+        finally:
+            daemon.end()
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"paged out .*, in .* \(donors \d", done.stderr), done.stderr

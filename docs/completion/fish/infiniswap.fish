@@ -68,7 +68,7 @@ function _shtab__infiniswap_using
   test "$_shtab__infiniswap_cmdpath" = "$argv"
 end
 
-set -g _shtab__infiniswap_commands daemon device 'device start' 'device list' 'device show' 'device stop' 'device reload' 'device restart' 'device remove' run status top donor 'donor leases' 'donor drain' 'donor undrain' 'donor ticket' doctor init config 'config check' service 'service install' 'service uninstall' demo
+set -g _shtab__infiniswap_commands daemon device 'device start' 'device list' 'device show' 'device stop' 'device reload' 'device restart' 'device remove' run status top donor 'donor leases' 'donor drain' 'donor undrain' 'donor ticket' doctor init invite join config 'config check' service 'service install' 'service uninstall' demo
 set -g _shtab__infiniswap_opts_with_value --after --authority --backup --certificate --config --connections --copies --data-port --days --device --dir --donor --donors --frontend --headroom --host --json --listen --local --memory-cgroup --metrics-listen --name --peers --pool --prepare --priority --ready-file --role --root --secret --secret-file --session-key --size --slab --slabs --staging --summary-json --tenant --transport
 
 complete -c infiniswap -e
@@ -212,10 +212,28 @@ complete -c infiniswap -n '_shtab__infiniswap_using init' -l donors -xka "(_infi
 complete -c infiniswap -n '_shtab__infiniswap_using init' -l secret -xka "(__fish_complete_path (commandline -ct))" -d 'make a cluster secret (256 random bits) in this new file, and nothing else'
 complete -c infiniswap -n '_shtab__infiniswap_using init' -l session-key -xka "(__fish_complete_path (commandline -ct))" -d 'write the session key of the configured cluster secret to this new file, and nothing else: a host that has it in place of the secret borrows memory, but cannot drain donors'
 complete -c infiniswap -n '_shtab__infiniswap_using init' -l authority -xka "(__fish_complete_directories)" -d 'directory of the cluster'"'"'s certificate authority; alone: make one there'
-complete -c infiniswap -n '_shtab__infiniswap_using init' -l certificate -xka "(__fish_complete_directories)" -d 'with --authority, --host and --role: write a host'"'"'s certificate, its key and the authority'"'"'s certificate to this directory; an earlier one is renewed'
 complete -c infiniswap -n '_shtab__infiniswap_using init' -l host -x -d 'whom the certificate is for; quotas count this name'
 complete -c infiniswap -n '_shtab__infiniswap_using init' -l role -xka "donor consumer operator" -d 'donor, consumer or operator; may be given again'
 complete -c infiniswap -n '_shtab__infiniswap_using init' -l days -x -d 'how long the certificate is good for (default 30)'
+complete -c infiniswap -n '_shtab__infiniswap_using init' -l certificate -xka "(__fish_complete_directories)" -d 'with --authority, --host and --role: write a host'"'"'s certificate, its key and the authority'"'"'s certificate to this directory; an earlier one is renewed'
+complete -c infiniswap -n '_shtab__infiniswap_using; and test $_shtab__infiniswap_npos -eq 0' -a invite -d 'let another host into the cluster'
+complete -c infiniswap -n '_shtab__infiniswap_using invite' -s h -l help -d 'show this help message and exit'
+complete -c infiniswap -n '_shtab__infiniswap_using invite' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file (TOML)'
+complete -c infiniswap -n '_shtab__infiniswap_using invite' -l secret-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the cluster secret (mode 0600)'
+complete -c infiniswap -n '_shtab__infiniswap_using invite' -l new -d 'first make a cluster of this host: a secret, and a configuration whose daemon listens for other hosts'
+complete -c infiniswap -n '_shtab__infiniswap_using invite' -l listen -x -d 'address at which the new host reaches this one (default: every address, port 9403)'
+complete -c infiniswap -n '_shtab__infiniswap_using invite' -l session-key -d 'give the session key in place of the cluster secret: the new host borrows memory, but cannot drain donors'
+complete -c infiniswap -n '_shtab__infiniswap_using invite' -l authority -xka "(__fish_complete_directories)" -d 'directory of the cluster'"'"'s certificate authority, which signs for the new host'
+complete -c infiniswap -n '_shtab__infiniswap_using invite' -l host -x -d 'whom the certificate is for; quotas count this name'
+complete -c infiniswap -n '_shtab__infiniswap_using invite' -l role -xka "donor consumer operator" -d 'donor, consumer or operator; may be given again'
+complete -c infiniswap -n '_shtab__infiniswap_using invite' -l days -x -d 'how long the certificate is good for (default 30)'
+complete -c infiniswap -n '_shtab__infiniswap_using; and test $_shtab__infiniswap_npos -eq 0' -a join -d 'bring this host into a cluster, with a token of `infiniswap invite`'
+complete -c infiniswap -n '_shtab__infiniswap_using join' -s h -l help -d 'show this help message and exit'
+complete -c infiniswap -n '_shtab__infiniswap_using join' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration to write (default: INFINISWAP_CONFIG, or /etc/infiniswap/infiniswap.toml); the other files go to its directory'
+complete -c infiniswap -n '_shtab__infiniswap_using join' -l lend -d 'also let the daemon of this host listen for other hosts, and tell the inviting host its address'
+complete -c infiniswap -n '_shtab__infiniswap_using join' -l listen -x -d 'with --lend: address of that daemon (default: the address that leads to the inviting host, port 9400)'
+complete -c infiniswap -n '_shtab__infiniswap_using join' -l replace -d 'leave the cluster to which this host belongs now'
+complete -c infiniswap -n '_shtab__infiniswap_using join' -l dry-run -d 'print what would be written, without secrets; the token stays good'
 complete -c infiniswap -n '_shtab__infiniswap_using; and test $_shtab__infiniswap_npos -eq 0' -a config -d 'check the configuration'
 complete -c infiniswap -n '_shtab__infiniswap_using config' -s h -l help -d 'show this help message and exit'
 complete -c infiniswap -n '_shtab__infiniswap_using config; and test $_shtab__infiniswap_npos -eq 0' -a check -d 'print every mistake in the configuration; exit code 3 if there is one'

@@ -30,20 +30,27 @@ _KEY_MODE: Final = 0o600
 
 def add_options(parser: Any) -> None:
     """Those of the two commands."""
-    add = parser.add_argument
-    add(
-        "--authority",
-        type=Path,
-        metavar="DIR",
-        help="directory of the cluster's certificate authority; alone: make one there",
+    add_host_options(
+        parser, "directory of the cluster's certificate authority; alone: make one there"
     )
-    add(
+    parser.add_argument(
         "--certificate",
         type=Path,
         metavar="DIR",
         help="with --authority, --host and --role: write a host's certificate, its key and the "
         "authority's certificate to this directory; an earlier one is renewed",
     )
+
+
+def add_host_options(parser: Any, authority: str) -> None:
+    """For whom a certificate is, and who signs it.
+
+    Args:
+        parser: of the command.
+        authority: help text of --authority.
+    """
+    add = parser.add_argument
+    add("--authority", type=Path, metavar="DIR", help=authority)
     add("--host", metavar="NAME", help="whom the certificate is for; quotas count this name")
     add(
         "--role",
@@ -135,10 +142,8 @@ def _make_certificate(args: argparse.Namespace) -> int:
         period,
     )
 
-    days = DAYS if args.days is None else args.days
-    if not 0 < days <= DAYS_MAX:
-        raise UsageError(f"--days must be from 1 to {DAYS_MAX}")
-    authority = _read_authority(args.authority)
+    days = checked_days(args.days)
+    authority = read_authority(args.authority)
     cluster = configuration.load(args.config).cluster.name
     roles = [role for role in Role if role in args.role]
     try:
@@ -158,7 +163,21 @@ def _make_certificate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_authority(directory: Path) -> Pair:
+def checked_days(days: int | None) -> int:
+    """How long a certificate is good for. Raises UsageError: that is out of range."""
+    days = DAYS if days is None else days
+    if not 0 < days <= DAYS_MAX:
+        raise UsageError(f"--days must be from 1 to {DAYS_MAX}")
+    return days
+
+
+def read_authority(directory: Path) -> Pair:
+    """The authority in a directory.
+
+    Raises:
+        UsageError: there is none.
+        NotPermittedError, SystemCallError: it cannot be read.
+    """
     from infiniswap.donor.authority import CA_FILE, CA_KEY_FILE, Pair
 
     found = []

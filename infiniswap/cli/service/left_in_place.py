@@ -52,7 +52,7 @@ def places(root: Path, config: Config) -> tuple[LeftPlace, ...]:
             DEFAULT_PATH.parent,
             "settings, secrets and declared devices",
             purge,
-            (DEFAULT_PATH.name, "secret", "devices/*.env"),
+            (DEFAULT_PATH.name, "secret", ".join-*", "devices/*.env"),
             tuple(_named(config)),
         ),
         LeftPlace(config.device.backup_dir, "contents of stopped devices", purge, contents),

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of the inviting host: a port that serves one invitation, and closes.
+
+Everything that a stranger can make it hold is bounded: connections, in all and of one host; the
+time for a handshake and a request; the size of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import ipaddress
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from infiniswap.control.peer import peer_of
+from infiniswap.control.tls import ServerTls
+from infiniswap.errors import (
+    ConflictError,
+    DeadlineError,
+    DonorRefusedError,
+    InfiniswapError,
+    UsageError,
+    from_oserror,
+)
+from infiniswap.invitation import messages as m
+from infiniswap.invitation.frames import close, receive, send
+from infiniswap.invitation.once import Invitation, Verdict
+from infiniswap.units import HostPort
+
+_LOOK_S: Final = 1.0
+"""How often a waiting invitation compares the clock: a host may have slept meanwhile."""
+_FAILURES: Final = (OSError, EOFError, TimeoutError, InfiniswapError)
+REFUSED: Final = "refused"
+"""Beside the verdicts: this guest cannot be let in, and the invitation stays open."""
+
+
+@dataclass(frozen=True, slots=True)
+class InvitationLimits:
+    """Bounds.
+
+    Attributes:
+        connections_max: at once.
+        connections_per_host_max: of one host, as infiniswap.control.peer counts.
+        request_s: for the handshake and the request.
+        confirm_s: for the guest to write its files.
+    """
+
+    connections_max: int = 16
+    connections_per_host_max: int = 4
+    request_s: float = 10.0
+    confirm_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """Who was invited.
+
+    Attributes:
+        name: as it calls itself.
+        address: from which it came.
+        problem: why it has not confirmed; empty: it has.
+        note: what was done about its daemon.
+    """
+
+    name: str
+    address: str
+    problem: str = ""
+    note: str = ""
+
+
+def boot_clock() -> float:
+    """Seconds since the host started, sleep included. Nobody can set it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def listen(address: HostPort) -> socket.socket:
+    """A listening socket; an empty host is every address of this host.
+
+    Raises:
+        ConflictError: the port is in use.
+        UsageError: the name of the address cannot be resolved.
+        NotPermittedError, SystemCallError: the address cannot be listened on.
+    """
+    where = f"--listen {address}" if address.host else f"TCP port {address.port}"
+    try:
+        if not address.host:
+            is_dual = socket.has_dualstack_ipv6()
+            return socket.create_server(
+                ("", address.port),
+                family=socket.AF_INET6 if is_dual else socket.AF_INET,
+                dualstack_ipv6=is_dual,
+            )
+        family, _, _, _, found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(found[:2], family=family)
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"the name cannot be resolved: {why}", where=where, mend="Give an address."
+        ) from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConflictError(
+                "the port is in use: perhaps another invitation is open on this host",
+                where=where,
+                mend="Wait for it or end it with Ctrl-C, or give --listen ADDRESS:PORT.",
+            ) from error
+        raise from_oserror("cannot listen", error, where=where) from error
+
+
+class InvitingPort:
+    """Serves one invitation.
+
+    Args:
+        invitation: decides.
+        tls: certificate that the token names.
+        offer: makes what a guest gets, from its request and the address of this host that it has
+            reached. Called in a thread. Raises InfiniswapError: this guest cannot get it.
+        take_up: told of the address of a guest's own daemon; returns a sentence for both ends.
+            Called in a thread.
+        limits: bounds.
+        clock: seconds, as of `invitation`.
+    """
+
+    def __init__(
+        self,
+        invitation: Invitation,
+        tls: ServerTls,
+        offer: Callable[[m.InvitationRequest, str], m.Offer],
+        take_up: Callable[[str], str],
+        limits: InvitationLimits | None = None,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self._invitation = invitation
+        self._tls = tls
+        self._offer = offer
+        self._take_up = take_up
+        self._limits = limits or InvitationLimits()
+        self._clock = clock
+        self._open: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, listener: socket.socket) -> Guest:
+        """Waits for the guest, and closes the listener.
+
+        Raises:
+            DeadlineError: nobody came in time.
+            DonorRefusedError: too many wrong passwords came.
+        """
+        listener.setblocking(False)
+        guest: asyncio.Future[Guest] = asyncio.get_running_loop().create_future()
+        accepting = asyncio.create_task(self._accept(listener, guest), name="invitation: accept")
+        with listener:
+            try:
+                return await self._wait(guest)
+            finally:
+                running = {accepting, *self._tasks}
+                for task in running:
+                    task.cancel()
+                await asyncio.wait(running)
+
+    async def _wait(self, guest: asyncio.Future[Guest]) -> Guest:
+        while True:
+            left_s = self._invitation.left_s(self._clock())
+            is_given = bool(self._invitation.given_to)
+            if not left_s and not is_given:
+                raise DeadlineError(
+                    "the invitation has ended, and nobody has used it",
+                    mend="Run `infiniswap invite` again for another token.",
+                )
+            if self._invitation.is_attacked and not is_given:
+                raise DonorRefusedError(
+                    "the invitation has ended, because somebody without the token tries to use it",
+                    mend="Let only the host that shall join reach this port, and run `infiniswap "
+                    "invite` again.",
+                )
+            # A guest's own time is bounded by InvitationLimits.confirm_s.
+            done, _ = await asyncio.wait({guest}, timeout=_LOOK_S)
+            if done:
+                return guest.result()
+
+    async def _accept(self, listener: socket.socket, guest: asyncio.Future[Guest]) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, where = await loop.sock_accept(listener)
+            except OSError:  # of that connection, or too many files are open
+                await asyncio.sleep(0.1)
+                continue
+            address = plain(where[0])
+            host = peer_of(address)
+            if (
+                self._open.total() >= self._limits.connections_max
+                or self._open[host] >= self._limits.connections_per_host_max
+                or self._invitation.is_barred(host)
+            ):
+                sock.close()
+                continue
+            self._open[host] += 1
+            task = asyncio.create_task(self._serve(sock, address, guest), name=f"guest {host}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, sock: socket.socket, address: str, guest: asyncio.Future[Guest]) -> None:
+        """One connection. Whatever goes wrong with a stranger's is nobody's concern."""
+        host = peer_of(address)
+        try:
+            with contextlib.suppress(*_FAILURES):
+                await self._converse(sock, address, guest)
+        finally:
+            sock.close()
+            self._open[host] -= 1
+            if not self._open[host]:
+                del self._open[host]
+
+    async def _converse(
+        self, sock: socket.socket, address: str, guest: asyncio.Future[Guest]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        own = plain(sock.getsockname()[0])
+        async with asyncio.timeout(self._limits.request_s):
+            reader = asyncio.StreamReader(limit=m.REQUEST_BYTES_MAX)
+            protocol = asyncio.StreamReaderProtocol(reader)
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol,
+                sock,
+                ssl=self._tls.context,
+                ssl_handshake_timeout=self._limits.request_s,
+                ssl_shutdown_timeout=2.0,
+            )
+            writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        try:
+            async with asyncio.timeout(self._limits.request_s):
+                request = await receive(reader, m.InvitationRequest, m.REQUEST_BYTES_MAX)
+                answer = await self._answer(request, peer_of(address), own)
+                if answer.verdict != Verdict.GIVEN:
+                    await send(writer, answer)
+                    return
+            about = Guest(request.host, address)
+            guest.set_result(await self._hand_over(reader, writer, answer, about))
+        finally:
+            await close(writer)
+
+    async def _answer(
+        self, request: m.InvitationRequest, host: str, own: str
+    ) -> m.InvitationAnswer:
+        def present(*, preview: bool) -> Verdict:
+            now_s = self._clock()
+            return self._invitation.present(request.password, host, now_s, preview=preview)
+
+        if request.version != m.VERSION:
+            return m.InvitationAnswer(
+                REFUSED, why="the two hosts have different releases of Infiniswap"
+            )
+        verdict = present(preview=True)
+        if verdict is not Verdict.PREVIEWED:
+            return m.InvitationAnswer(verdict)
+        try:
+            offer = await asyncio.to_thread(self._offer, request, own)
+        except InfiniswapError as error:
+            return m.InvitationAnswer(REFUSED, why=str(error))
+        # Another guest with the same token may have been quicker meanwhile.
+        verdict = present(preview=request.preview)
+        return m.InvitationAnswer(
+            verdict, None if verdict in (Verdict.USED, Verdict.LATE) else offer
+        )
+
+    async def _hand_over(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        answer: m.InvitationAnswer,
+        about: Guest,
+    ) -> Guest:
+        """Sends the offer, and waits until the guest has written its files. The invitation is given
+        away, whatever happens now."""
+        try:
+            async with asyncio.timeout(self._limits.confirm_s):
+                await send(writer, answer)
+                joined = await receive(reader, m.Joined, m.REQUEST_BYTES_MAX)
+        except _FAILURES as error:
+            return dataclasses.replace(about, problem=str(error) or type(error).__name__)
+        note = await asyncio.to_thread(self._take_up, joined.lends) if joined.lends else ""
+        with contextlib.suppress(*_FAILURES):
+            async with asyncio.timeout(self._limits.request_s):
+                await send(writer, m.Noted(note))
+        return dataclasses.replace(about, note=note)
+
+
+def plain(host: str) -> str:
+    """An address as people write it: IPv4 in IPv6 is IPv4."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return host if mapped is None else str(mapped)
