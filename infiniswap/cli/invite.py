@@ -147,7 +147,7 @@ def _make_cluster(args: argparse.Namespace, path: Path, address: str) -> None:
     values = {"cluster.secret_file": toml_value(secret, {})}
     if before.daemon.listen.is_loopback:
         values["daemon.listen"] = toml_value(HostPort(address, before.daemon.listen.port), {})
-    wanted = membership.Plan(path, files, values)
+    wanted = membership.Joining(path, files, values)
     membership.apply(wanted, lambda: compose(path, given=values, command="invite"))
     for file in files:
         print(f"wrote: {file.path}")

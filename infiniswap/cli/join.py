@@ -19,7 +19,7 @@ from infiniswap.units import CONTROL_PORT, HostPort, parse_host_port
 
 if TYPE_CHECKING:
     from infiniswap.invitation.guest import GuestConnection
-    from infiniswap.invitation.membership import Plan
+    from infiniswap.invitation.membership import Joining
     from infiniswap.invitation.messages import Offer
     from infiniswap.invitation.token import Token
 
@@ -178,7 +178,7 @@ async def _join(args: argparse.Namespace, token: Token, host: _Host) -> int:
     return 0
 
 
-def _compose(wanted: Plan) -> str:
+def _compose(wanted: Joining) -> str:
     """A whole configuration, where this host has none yet."""
     from infiniswap.cli.init import compose
 
@@ -204,7 +204,7 @@ def _lends(listen: HostPort, connection: GuestConnection) -> str:
     return str(HostPort(connection.own, listen.port) if is_wildcard else listen)
 
 
-def _show(wanted: Plan, host: _Host) -> None:
+def _show(wanted: Joining, host: _Host) -> None:
     for file in wanted.files:
         if not file.is_there:
             print(f"would write: {file.path} (mode {file.mode:04o})")
@@ -219,7 +219,7 @@ def _show(wanted: Plan, host: _Host) -> None:
     print("Nothing was written, and the token is still good.")
 
 
-def _report(wanted: Plan, offer: Offer, host: _Host, connection: GuestConnection) -> None:
+def _report(wanted: Joining, offer: Offer, host: _Host, connection: GuestConnection) -> None:
     for file in wanted.files:
         if not file.is_there:
             print(f"wrote: {file.path}")

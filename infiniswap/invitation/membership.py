@@ -81,7 +81,7 @@ class NewFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Joining:
     """What joining changes on this host.
 
     Attributes:
@@ -113,7 +113,7 @@ def memberships(config: Config) -> list[str]:
 
 def plan(
     path: Path, offer: Offer, key: bytes, listen: HostPort | None, *, preview: bool = False
-) -> Plan:
+) -> Joining:
     """What an offer changes. Blocking: it looks for names that are free.
 
     Args:
@@ -138,7 +138,7 @@ def plan(
         ) from error
 
 
-def _plan(path: Path, offer: Offer, key: bytes, listen: HostPort | None) -> Plan:
+def _plan(path: Path, offer: Offer, key: bytes, listen: HostPort | None) -> Joining:
     files: dict[str, NewFile] = {}
 
     def add(name: str, at: str, text: str | bytes, mode: int) -> None:
@@ -175,7 +175,7 @@ def _plan(path: Path, offer: Offer, key: bytes, listen: HostPort | None) -> Plan
         if broker.authority:
             add("broker-ca.pem", "mqtt.ca_file", broker.authority, _PUBLIC)
     values |= {at: toml_value(file.path, {}) for at, file in files.items()}
-    return Plan(path, tuple(files.values()), values)
+    return Joining(path, tuple(files.values()), values)
 
 
 def _named(path: Path, content: bytes, mode: int) -> NewFile:
@@ -199,7 +199,7 @@ def _holds(path: Path, content: bytes, mode: int) -> bool:
     return False
 
 
-def _check(wanted: Plan, offer: Offer) -> None:
+def _check(wanted: Joining, offer: Offer) -> None:
     """Raises ValueError: secret or certificate cannot be used."""
     if offer.kind != CERTIFICATE:
         for text in (offer.secret, *filter(None, (offer.second_secret,))):
@@ -252,7 +252,7 @@ def _mend(error: OSError) -> str:
 
 
 def apply(
-    wanted: Plan,
+    wanted: Joining,
     compose: Callable[[], str],
     mend: str = "",
     step: Callable[[str], None] = lambda name: None,
@@ -316,7 +316,7 @@ def apply(
             ) from error
 
 
-def _configured(wanted: Plan, compose: Callable[[], str]) -> str:
+def _configured(wanted: Joining, compose: Callable[[], str]) -> str:
     try:
         before = wanted.path.read_text(encoding="utf-8")
     except FileNotFoundError:
