@@ -25,7 +25,7 @@ from infiniswap.errors import (
     SystemCallError,
 )
 from infiniswap.invitation import membership
-from infiniswap.invitation.membership import Plan, apply, check_writable, memberships, plan
+from infiniswap.invitation.membership import Joining, apply, check_writable, memberships, plan
 from infiniswap.invitation.messages import Broker, Offer
 from infiniswap.keys import derive
 from infiniswap.secret import new_secret, read_secret
@@ -36,7 +36,7 @@ OFFER = Offer("h1", "default", "secret", GIB, ["10.0.0.2:9400"], secret=SECRET)
 HEAD = "# a file\n"
 
 
-def planned(path: Path, offer: Offer = OFFER, listen: HostPort | None = None) -> Plan:
+def planned(path: Path, offer: Offer = OFFER, listen: HostPort | None = None) -> Joining:
     return plan(path, offer, b"", listen)
 
 
