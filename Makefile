@@ -154,7 +154,8 @@ RELEASE_PACKAGES := $(if $(wildcard tools/deb_package),deb,wheel)
 RELEASE := PYTHONPATH=tools:. $(RUN)/python -m release
 release: $(VENV)/.stamp-venv
 	@time=$$($(RELEASE) check) && \
-		$(MAKE) --no-print-directory $(RELEASE_PACKAGES) SOURCE_DATE_EPOCH=$$time && $(RELEASE) gather
+		$(MAKE) --no-print-directory $(RELEASE_PACKAGES) SOURCE_DATE_EPOCH=$$time DEB_ARGS= && \
+		$(RELEASE) gather
 
 # After the version in pyproject.toml and infiniswap/__init__.py was raised, before the commit.
 changelog: setup
