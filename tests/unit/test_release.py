@@ -133,6 +133,7 @@ def test_a_version_without_a_section_is_refused(checkout: Path) -> None:
     commit_all(checkout)
     with pytest.raises(UsageError, match=r"no section of version 0\.2\.0"):
         release_notes(look_at(checkout))
+    assert command.main(["--checkout", str(checkout), "check"]) == UsageError.exit_code
 
 
 def test_the_notes_between_releases_are_the_pending_entries(project_root: Path) -> None:

@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         commit = look_at(args.checkout)
         if args.action == "check":
+            release_notes(commit)  # before minutes of building, whatever is wrong with them
             print(commit.made_s)
         else:
             gather(commit)
