@@ -15,7 +15,7 @@ from release import __main__ as command
 from release import bill, contents
 from release.bill import bill_of_materials, check_bill
 from release.commit import Commit, look_at
-from release.contents import Deb, Library, PythonPackage, Wheel, deb_contents, wheel_contents
+from release.contents import Deb, Inner, Library, PythonPackage, Wheel, deb_contents, wheel_contents
 from release.digests import write_sums
 from release.notes import release_notes
 from support.machine.committed import commit_all
@@ -199,12 +199,19 @@ def test_a_library_of_no_package_is_an_error(
         wheel_contents(fake_wheel(tmp_path, f"infiniswap.libs/libown-{digest}.so.1"))
 
 
-def fake_deb(directory: Path) -> Path:
+OPENSSL = Inner("openssl", "4.0.3", "pkg:generic/openssl@4.0.3")
+BILL_INSIDE = json.dumps({"components": [{"name": OPENSSL.name, "version": OPENSSL.version,
+                                          "purl": OPENSSL.purl}]})  # fmt: skip
+
+
+def fake_deb(directory: Path, bill_inside: str = BILL_INSIDE) -> Path:
     tree = directory / "tree"
     (tree / "DEBIAN").mkdir(parents=True)
     control = "Package: infiniswap\nVersion: 0.2.0~deb12\nArchitecture: amd64\n"
     control += "Maintainer: X <x@example.org>\nDepends: python3.11, kmod\nDescription: x\n"
     (tree / "DEBIAN" / "control").write_text(control)
+    (tree / "usr" / "bin").mkdir(parents=True)
+    (tree / "usr" / "bin" / "infiniswap").symlink_to("../lib/infiniswap/current/bin/infiniswap")
     packages = tree / "usr/lib/infiniswap/package/lib/python3.11/site-packages"
     for name, version, licence in (
         ("infiniswap", "0.2.0", ""),
@@ -215,7 +222,7 @@ def fake_deb(directory: Path) -> Path:
         (info / "sboms").mkdir(parents=True)
         (info / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n{licence}\nText\n")
         if name == "cryptography":
-            (info / "sboms" / "sbom.json").write_text("{}")
+            (info / "sboms" / "sbom.json").write_text(bill_inside)
     target = directory / "infiniswap_0.2.0~deb12_amd64.deb"
     done = ran("dpkg-deb", "--root-owner-group", "--build", tree, target)
     assert done.returncode == 0, done.stderr
@@ -232,9 +239,16 @@ def test_a_debian_package_tells_the_exact_versions_that_it_carries(tmp_path: Pat
         "cryptography": "50.0.2",
     }
     assert found["cryptography"].license == "Apache-2.0 OR BSD-3-Clause"
-    (inside,) = found["cryptography"].bills
-    assert inside.endswith("/cryptography-50.0.2.dist-info/sboms/sbom.json")
-    assert inside.startswith("/usr/lib/")
+    assert (found["cryptography"].carries, found["rich"].carries) == ((OPENSSL,), ())
+
+
+@pytest.mark.requires_tool("dpkg-deb")
+@pytest.mark.parametrize("text", ["{", "[]", '{"components": [{}]}'])
+def test_a_bill_inside_that_cannot_be_read_is_an_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(
+        CheckFailedError, match=r"cryptography-50\.0\.2\.dist-info/sboms/sbom\.json"
+    ):
+        deb_contents(fake_deb(tmp_path, text))
 
 
 @pytest.mark.requires_tool("dpkg-deb")
@@ -267,7 +281,7 @@ def parts(tmp_path: Path) -> tuple[Path, Wheel, Deb]:
     deb.write_bytes(b"deb")
     carries = (
         PythonPackage("rich", "15.0.0", "", ()),
-        PythonPackage("cryptography", "50.0.2", "Apache-2.0 OR BSD-3-Clause", ("/a/sbom.json",)),
+        PythonPackage("cryptography", "50.0.2", "Apache-2.0 OR BSD-3-Clause", (OPENSSL,)),
     )
     return source, wheel, Deb(deb, "0.2.0~deb12", "python3.11, kmod", carries)
 
@@ -294,9 +308,13 @@ def test_the_bill_names_every_file_and_what_each_carries(parts: tuple[Path, Whee
     carried = {part["name"]: part for part in found[wheel.path.name]["components"]}
     assert carried["fuse3"]["purl"] == "pkg:deb/debian/fuse3@3.14.0-4?arch=source"
     assert set(carried) == {"fuse3", "liburing"}
-    pinned = {part["name"]: part["version"] for part in found[deb.path.name]["components"]}
-    assert pinned == {"rich": "15.0.0", "cryptography": "50.0.2"}
-    assert "/a/sbom.json" in text
+    packages = {part["name"]: part for part in found[deb.path.name]["components"]}
+    assert {name: part["version"] for name, part in packages.items()} == {
+        "rich": "15.0.0",
+        "cryptography": "50.0.2",
+    }
+    (openssl,) = packages["cryptography"]["components"]
+    assert (openssl["name"], openssl["purl"]) == ("openssl", OPENSSL.purl)
 
 
 def test_the_bill_has_ranges_for_pip_and_the_hosts_libraries_as_optional(

@@ -195,5 +195,14 @@ def _python_package(package: PythonPackage, deb: Deb) -> Component:
         scope=ComponentScope.REQUIRED,
         licenses=[make(package.license)] if package.license else [],
         purl=PackageURL("pypi", None, package.name.lower(), package.version),
-        properties=[Property(name="infiniswap:bill-inside", value=path) for path in package.bills],
+        components=[
+            Component(
+                name=inner.name,
+                version=inner.version or None,
+                type=ComponentType.LIBRARY,
+                bom_ref=f"{deb.path.name}:{package.name}:{inner.name}@{inner.version}",
+                purl=PackageURL.from_string(inner.purl) if inner.purl else None,
+            )
+            for inner in package.carries
+        ],
     )

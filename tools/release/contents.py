@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import tarfile
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path, PurePosixPath
 
-from infiniswap.errors import SystemCallError, UnavailableError
+from infiniswap.errors import CheckFailedError, SystemCallError, UnavailableError
 from release.digests import sha256
 
 _LIBRARY = re.compile(r"infiniswap\.libs/(?P<stem>.+)-(?P<digest>[0-9a-f]{8})(?P<end>\.so.*)")
@@ -40,6 +41,20 @@ class Library:
     source_version: str
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Inner:
+    """What a wheel of PyPI has compiled in, by the bill of materials that it brings (PEP 770).
+
+    Attributes:
+        name, version: as the bill has them.
+        purl: its package URL; empty where the bill has none.
+    """
+
+    name: str
+    version: str
+    purl: str
+
+
 @dataclass(frozen=True, slots=True)
 class PythonPackage:
     """One of PyPI.
@@ -47,13 +62,13 @@ class PythonPackage:
     Attributes:
         name, version: as in its metadata.
         license: SPDX expression; empty where its metadata have none.
-        bills: paths of bills of materials that its wheel brings (PEP 770).
+        carries: what its wheel says of its own contents, such as OpenSSL in cryptography.
     """
 
     name: str
     version: str
     license: str
-    bills: tuple[str, ...]
+    carries: tuple[Inner, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,32 +159,51 @@ def deb_contents(path: Path) -> Deb:
 
     Raises:
         SystemCallError: dpkg-deb cannot read it.
+        CheckFailedError: a bill of materials in it is no JSON.
     """
     version, depends = (
         _dpkg_deb("--field", path, name).decode() for name in ("Version", "Depends")
     )
     with tarfile.open(fileobj=io.BytesIO(_dpkg_deb("--fsys-tarfile", path))) as archive:
         texts: dict[str, str] = {}
-        bills: dict[str, list[str]] = {}
+        inner: dict[str, set[Inner]] = {}
         for member in archive:
             name = PurePosixPath(member.name)
-            if name.match("*.dist-info/METADATA") and (file := archive.extractfile(member)):
+            file = archive.extractfile(member) if member.isfile() else None  # links lead elsewhere
+            if file is not None and name.match("*.dist-info/METADATA"):
                 texts[name.parent.name] = file.read().decode()
-            elif name.match("*.dist-info/sboms/*.json"):
-                bills.setdefault(name.parts[-3], []).append(f"/{name}")
-    carried = _python_packages(texts, bills)
+            elif file is not None and name.match("*.dist-info/sboms/*.json"):
+                inner.setdefault(name.parts[-3], set()).update(_inner(file.read(), member.name))
+    carried = _python_packages(texts, inner)
     own = [package for package in carried if package.name != "infiniswap"]
     return Deb(path, version.strip(), depends.strip(), tuple(own))
 
 
-def _python_packages(texts: dict[str, str], bills: dict[str, list[str]]) -> Iterable[PythonPackage]:
+def _inner(bill: bytes, name: str) -> Iterable[Inner]:
+    """Of a bill in CycloneDX's JSON."""
+    try:
+        parts = json.loads(bill).get("components", [])
+        return [
+            Inner(str(part["name"]), str(part.get("version", "")), str(part.get("purl", "")))
+            for part in parts
+        ]
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise CheckFailedError(
+            f"{name} is no bill of materials in CycloneDX's JSON: {error!r}",
+            mend="Look at the package that brings it; another version may do better.",
+        ) from error
+
+
+def _python_packages(
+    texts: dict[str, str], inner: dict[str, set[Inner]]
+) -> Iterable[PythonPackage]:
     for directory, text in sorted(texts.items()):
         headers = HeaderParser().parsestr(text)
         yield PythonPackage(
             headers["Name"],
             headers["Version"],
             headers.get("License-Expression", ""),
-            tuple(sorted(bills.get(directory, ()))),
+            tuple(sorted(inner.get(directory, ()))),
         )
 
 
