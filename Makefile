@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-before bench-apps check lint asan tsan fuzz mutations man site wheel release format clean
+.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-before bench-apps check lint asan tsan fuzz mutations man site wheel release changelog format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -33,7 +33,8 @@ help:
 	@echo "make fuzz    every fuzzer for FUZZ_SECONDS ($(FUZZ_SECONDS)); findings in build/fuzz/"
 	@echo "make man     writes the manual pages from the parsers and docs/man/"
 	@echo "make wheel   a package for x86-64 hosts without a compiler, in build/dist/"
-	@echo "make release gathers changes.d/ into CHANGELOG.md"
+	@echo "make release everything that is published of a commit, in build/release/"
+	@echo "make changelog  gathers changes.d/ into CHANGELOG.md"
 	@echo "make site    the documentation as web pages, in build/site/"
 	@echo "make setup   only the set-up: system packages (as root), $(VENV)/, build/"
 	@echo "make format  rewrites Python and C to the project's style"
@@ -147,8 +148,17 @@ wheel: $(VENV)/.stamp-venv
 		>build/wheel/auditwheel.log 2>&1 || { cat build/wheel/auditwheel.log; exit 1; }
 	@ls build/dist/*.whl
 
-# After the version in pyproject.toml and infiniswap/__init__.py was raised; the tag comes after the commit.
-release: setup
+# Builds RELEASE_PACKAGES in build/dist/; the source archive, the bill of materials, the release notes
+# and SHA256SUMS join them in build/release/ (tools/release/). The commit alone decides the bytes.
+RELEASE_PACKAGES := $(if $(wildcard tools/deb_package),deb,wheel)
+RELEASE := PYTHONPATH=tools:. $(RUN)/python -m release
+release: $(VENV)/.stamp-venv
+	@time=$$($(RELEASE) check) && \
+		$(MAKE) --no-print-directory $(RELEASE_PACKAGES) SOURCE_DATE_EPOCH=$$time DEB_ARGS= && \
+		$(RELEASE) gather
+
+# After the version in pyproject.toml and infiniswap/__init__.py was raised, before the commit.
+changelog: setup
 	@$(RUN)/python -m towncrier build --yes
 
 mutations: setup
