@@ -59,8 +59,8 @@ def with_keys(text: str, values: Mapping[str, str | None]) -> str:
     lines = text.splitlines()
     for key, value in values.items():
         section, _, name = key.partition(".")
-        _expect(wanted, section, name, value)
-        _change(lines, key, value)
+        if _expect(wanted, section, name, value):
+            _change(lines, key, value)
     result = "".join(f"{line}\n" for line in lines)
     with contextlib.suppress(tomllib.TOMLDecodeError):
         if _without_empty(tomllib.loads(result)) == _without_empty(wanted):
@@ -68,11 +68,18 @@ def with_keys(text: str, values: Mapping[str, str | None]) -> str:
     raise ValueError("its keys cannot be changed line by line")
 
 
-def _expect(table: dict[str, Any], section: str, name: str, value: str | None) -> None:
-    if value is not None:
-        table.setdefault(section, {})[name] = tomllib.loads(f"value = {value}")["value"]
-    elif isinstance(table.get(section), dict):
-        table[section].pop(name, None)
+def _expect(table: dict[str, Any], section: str, name: str, value: str | None) -> bool:
+    """Returns whether that is a change: the line of a value that stays may have a comment."""
+    part = table.get(section, {})
+    if not isinstance(part, dict):
+        raise ValueError(f"{section} is no table")
+    before = part.get(name)
+    if value is None:
+        part.pop(name, None)
+        return before is not None
+    after = tomllib.loads(f"value = {value}")["value"]
+    table.setdefault(section, {})[name] = after
+    return type(before) is not type(after) or before != after
 
 
 def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +110,7 @@ def _span(lines: list[str], at: int) -> int:
     else:
         return 1
     if "#" in own and "#" not in str(value):
-        raise ValueError("there is a comment beside a value that has to change")
+        raise ValueError(f"there is a comment beside a value that has to change: {lines[at]!a}")
     return count
 
 

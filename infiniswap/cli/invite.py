@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         DeadlineError: nobody came in time, or the guest has not confirmed.
     """
-    path = configuration.file_path(args.config).absolute()
+    path = Path(os.path.realpath(configuration.file_path(args.config)))
     listen = _listen(args.listen)
     addresses = _addresses(listen)
     if args.new:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from infiniswap import config as configuration
+from infiniswap.cli.common.leases import printable
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError
 from infiniswap.units import CONTROL_PORT, HostPort, parse_host_port
 
@@ -119,6 +120,8 @@ def run(args: argparse.Namespace) -> int:
             mend="--replace puts the new cluster's settings in their place; with --dry-run it "
             f"shows them first. {_UNSENT}",
         )
+    changed = ("daemon.listen",) if args.lend and before.daemon.listen.is_loopback else ()
+    membership.check_changeable(path, changed, _UNSENT)
     is_new = not path.parent.exists()
     if not args.dry_run:
         membership.check_writable(path, _UNSENT)
@@ -167,7 +170,8 @@ async def _join(args: argparse.Namespace, token: Token, host: _Host) -> int:
                 preview=args.dry_run,
             ),
         )
-        wanted = membership.plan(host.path, offer, made.key, listen, preview=args.dry_run)
+        again = "" if args.dry_run else _AGAIN
+        wanted = membership.plan(host.path, offer, made.key, listen, again, preview=args.dry_run)
         if args.dry_run:
             _show(wanted, host)
             return 0
@@ -210,7 +214,7 @@ def _show(wanted: Joining, host: _Host) -> None:
             print(f"would write: {file.path} (mode {file.mode:04o})")
     print(f"would write: {wanted.path}, with")
     for key, value in wanted.set_keys.items():
-        print(f"  {key} = {value}")
+        print(f"  {key} = {printable(value)}")
     gone = [key for key in host.member if wanted.values.get(key) is None]
     if gone:
         print(f"would take away: {', '.join(gone)}")

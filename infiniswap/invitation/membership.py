@@ -15,7 +15,7 @@ import contextlib
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -112,7 +112,13 @@ def memberships(config: Config) -> list[str]:
 
 
 def plan(
-    path: Path, offer: Offer, key: bytes, listen: HostPort | None, *, preview: bool = False
+    path: Path,
+    offer: Offer,
+    key: bytes,
+    listen: HostPort | None,
+    mend: str = "",
+    *,
+    preview: bool = False,
 ) -> Joining:
     """What an offer changes. Blocking: it looks for names that are free.
 
@@ -121,6 +127,7 @@ def plan(
         offer: of the inviting host.
         key: of this host's certificate, in PEM form.
         listen: where this host's daemon will listen; None: as it is configured now.
+        mend: what else has to be done again after an error.
         preview: the offer has no secrets.
 
     Raises:
@@ -134,7 +141,8 @@ def plan(
     except (ValueError, UsageError) as error:
         raise ProtocolMismatchError(
             f"what the inviting host offers cannot be used: {error}",
-            mend="Install the same release of Infiniswap on both hosts. This host is unchanged.",
+            mend="Install the same release of Infiniswap on both hosts. This host is unchanged."
+            f" {mend}".rstrip(),
         ) from error
 
 
@@ -277,7 +285,7 @@ def apply(
         with _locked(directory):
             _clear(directory)
             try:
-                text = _configured(wanted, compose)
+                text = _configured(wanted, compose, mend)
                 config = directory / f"{_STAGED}config"
                 staged = {
                     file: directory / f"{_STAGED}{file.path.name}"
@@ -288,14 +296,14 @@ def apply(
                     step(f"write {file.path.name}")
                     _write(temporary, file.content, file.mode)
                 step("write config")
-                _write(config, text.encode(), _PUBLIC)
+                _write(config, text.encode(), _OWN)
                 _like(config, wanted.path)
                 for file, temporary in staged.items():
                     step(f"name {file.path.name}")
                     _name(temporary, file.path)
                     named.append(file.path)
                 sync_directory(directory)
-                _check_whole(config, wanted.path)
+                _check_whole(config, wanted.path, mend)
                 step("commit")
                 config.replace(wanted.path)
                 is_done = True
@@ -316,29 +324,57 @@ def apply(
             ) from error
 
 
-def _configured(wanted: Joining, compose: Callable[[], str]) -> str:
+def _configured(wanted: Joining, compose: Callable[[], str], mend: str) -> str:
     try:
         before = wanted.path.read_text(encoding="utf-8")
     except FileNotFoundError:
         before = compose()
+    return _changed(wanted.path, before, wanted.values, mend)
+
+
+def _changed(path: Path, before: str, values: Mapping[str, str | None], mend: str) -> str:
     try:
-        return with_keys(before, wanted.values)
+        return with_keys(before, values)
     except ValueError as error:
         raise ConfigError(
             f"this file cannot be changed: {error}",
-            where=str(wanted.path),
-            mend="Take the keys of [cluster] and [mqtt] out of it. This host is unchanged.",
+            where=str(path),
+            mend="Put that comment on a line of its own, or take the keys of [cluster] and [mqtt] "
+            f"out of the file. This host is unchanged. {mend}".rstrip(),
         ) from error
 
 
-def _check_whole(config: Path, path: Path) -> None:
+def check_changeable(path: Path, keys: Iterable[str], mend: str = "") -> None:
+    """Whether the configuration that is there can be changed. Asked before the password is sent.
+
+    Args:
+        path: of the configuration.
+        keys: that an offer may change besides those of KEYS.
+        mend: what has not happened yet, for an error.
+
+    Raises:
+        ConfigError, NotPermittedError, SystemCallError: it cannot.
+    """
+    # No value is like these, so each line that an offer could change has to change.
+    values: dict[str, str | None] = dict.fromkeys(KEYS)
+    values |= dict.fromkeys(("cluster.secret_file", *keys), '"?"')
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise from_oserror("cannot be read", error, where=str(path), mend=mend) from error
+    _changed(path, text, values, mend)
+
+
+def _check_whole(config: Path, path: Path, mend: str) -> None:
     try:
         configuration.load(config, environ={})
     except ConfigError as error:
         raise ConfigError(
             f"with the cluster's keys this file could not be used: {error.what}",
             where=str(path),
-            mend=f"{error.mend} This host is unchanged.",
+            mend=f"{error.mend} This host is unchanged. {mend}".rstrip(),
         ) from error
 
 
@@ -364,9 +400,12 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 
 def _like(path: Path, former: Path) -> None:
-    """Gives a file mode and owner of the one whose place it takes."""
-    with contextlib.suppress(FileNotFoundError):
+    """Gives a file mode and owner of the one whose place it takes; everybody may read a new one."""
+    try:
         status = former.stat()
+    except FileNotFoundError:
+        os.chmod(path, _PUBLIC)
+    else:
         os.chmod(path, stat.S_IMODE(status.st_mode))
         if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
             with contextlib.suppress(PermissionError):
@@ -398,18 +437,25 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Puts another text into a file, at once or not at all; mode and owner stay.
+def replace_text(path: Path, change: Callable[[str], str]) -> None:
+    """Changes the text of a file, at once or not at all; mode, owner and links to it stay.
+
+    Args:
+        path: of the file.
+        change: gets the text that is there, and returns the next one.
 
     Raises:
         OSError: it cannot be written; the file is as it was.
         ConflictError: a join is at work.
+        ValueError: raised by `change`.
     """
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f"{_STAGED}{path.name}")
     with _locked(path.parent):
         _clear(path.parent)
         try:
-            _write(temporary, text.encode(), _PUBLIC)
+            text = change(path.read_text(encoding="utf-8"))
+            _write(temporary, text.encode(), _OWN)
             _like(temporary, path)
             temporary.replace(path)
             sync_directory(path.parent)

@@ -267,11 +267,10 @@ class InvitingPort:
             offer = await asyncio.to_thread(self._offer, request, own)
         except InfiniswapError as error:
             return m.InvitationAnswer(REFUSED, why=str(error))
-        # Another guest with the same token may have been quicker meanwhile.
+        # Another guest may have been quicker meanwhile, or wrong passwords have barred this host.
         verdict = present(preview=request.preview)
-        return m.InvitationAnswer(
-            verdict, None if verdict in (Verdict.USED, Verdict.LATE) else offer
-        )
+        is_given = verdict in (Verdict.GIVEN, Verdict.PREVIEWED)
+        return m.InvitationAnswer(verdict, offer if is_given else None)
 
     async def _hand_over(
         self,

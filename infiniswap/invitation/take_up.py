@@ -10,6 +10,7 @@ from infiniswap.config_text import toml_value
 from infiniswap.errors import InfiniswapError, UsageError
 from infiniswap.invitation.membership import replace_text
 from infiniswap.invitation.offer import is_reachable
+from infiniswap.peers import PEERS_MAX
 from infiniswap.toml_lines import with_keys
 from infiniswap.units import HostPort, parse_host_port
 
@@ -37,10 +38,14 @@ def take_up(path: Path, inviter: str, lends: str) -> str:
             return f"devices find {address} on the broker once its daemon runs"
         if address in config.peers():
             return f"{inviter} has {address} among its donors already"
+        if len(config.peers()) >= PEERS_MAX:
+            return (
+                f"{inviter} has {PEERS_MAX} donors already, and a list may have at most that many"
+            )
         if config.cluster.peers_file is not None:
             return _to_list(config.cluster.peers_file, inviter, address)
         peers = toml_value((*config.cluster.peers, address), {})
-        replace_text(path, with_keys(path.read_text(encoding="utf-8"), {"cluster.peers": peers}))
+        replace_text(path, lambda text: with_keys(text, {"cluster.peers": peers}))
     except (InfiniswapError, OSError, ValueError) as error:
         why = error.what if isinstance(error, InfiniswapError) else str(error)
         return f'on {inviter}, add "{address}" to peers under [cluster] in {path} ({why})'
@@ -51,7 +56,9 @@ def take_up(path: Path, inviter: str, lends: str) -> str:
 
 
 def _to_list(path: Path, inviter: str, address: HostPort) -> str:
-    text = path.read_text(encoding="utf-8")
-    newline = "" if not text or text.endswith("\n") else "\n"
-    replace_text(path, f"{text}{newline}{address}\n")
+    def added(text: str) -> str:
+        newline = "" if not text or text.endswith("\n") else "\n"
+        return f"{text}{newline}{address}\n"
+
+    replace_text(path, added)
     return f"{inviter} has added {address} to {path}, and its devices read that within seconds"

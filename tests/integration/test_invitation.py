@@ -170,6 +170,20 @@ async def test_wrong_passwords_bar_a_host_and_end_nothing_else() -> None:
         assert not w.served.done()
 
 
+async def test_a_host_that_is_barred_while_its_offer_is_made_gets_nothing() -> None:
+    async with world() as w:
+        w.may_answer.clear()
+        async with guest.connected(w.token) as connection:
+            await send(connection.writer, REQUEST)
+            assert await asyncio.to_thread(w.was_asked.wait, WAIT_S)
+            for _ in range(WRONG_PER_HOST_MAX):
+                w.invitation.present(b"x", HOST, w.now_s, preview=False)
+            w.may_answer.set()
+            answer = await receive(connection.reader, m.InvitationAnswer, m.ANSWER_BYTES_MAX)
+        assert answer == m.InvitationAnswer("wrong")
+        assert not w.invitation.given_to
+
+
 async def test_many_wrong_passwords_end_it_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world() as w:
         for number in range(64):

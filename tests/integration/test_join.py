@@ -18,9 +18,12 @@ import pytest
 from support.devices.cluster import PROGRAM, SLAB, WAIT_S, Cluster, environment, until
 
 from infiniswap import config as configuration
+from infiniswap.cli import join
 from infiniswap.cli.main import main
 from infiniswap.control import pki
 from infiniswap.control.roles import Role
+from infiniswap.invitation import membership
+from infiniswap.invitation.messages import Offer
 from infiniswap.invitation.take_up import take_up
 from infiniswap.keys import derive
 from infiniswap.secret import new_secret, read_secret
@@ -417,6 +420,33 @@ def test_a_place_that_cannot_be_written_does_not_use_the_token_up(
     assert run("join", host.token, "--config", place / "infiniswap.toml").code == 0
 
 
+def test_a_configuration_that_cannot_be_changed_does_not_use_the_token_up(
+    tmp_path: Path, inviting: Callable[..., Inviter], run: Callable[..., Done]
+) -> None:
+    host, path = inviting(), tmp_path / "infiniswap.toml"
+    path.write_text("cluster = { ask_s = 1.0 }\n")
+    for more in ([], ["--dry-run"]):
+        done = run("join", host.token, "--config", path, *more)
+        assert done.code == 3
+        assert "this file cannot be changed" in done.err
+        assert "this did not use the token up" in done.err
+    path.write_text('[device]\nslab = "1G"  # mine\n')
+    assert run("join", host.token, "--config", path).code == 0
+    assert 'slab = "1G"  # mine' in path.read_text()
+
+
+def test_a_dry_run_shows_no_control_character_of_the_inviting_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "infiniswap.toml"
+    offer = Offer("h1", "\x1b[31mred\x9b0m", "secret", 1 << 30, [])
+    wanted = membership.plan(path, offer, b"", None, preview=True)
+    join._show(wanted, join._Host(path, configuration.Config(), []))
+    said = capsys.readouterr().out
+    assert 'cluster.name = "?[31mred?0m"' in said
+    assert all(line.isprintable() for line in said.splitlines())
+
+
 # ----------------------------------------------------------------------- the inviting host's list
 
 
@@ -438,6 +468,16 @@ def test_a_list_that_needs_no_change_or_allows_none(
         path.write_text(text)
     assert said in take_up(path, "h1", "10.0.0.3:9400")
     assert (path.read_text() if path.exists() else None) == text
+
+
+def test_a_configuration_behind_a_link_stays_there(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.toml"
+    kept.write_text("[cluster]\n")
+    path = tmp_path / "infiniswap.toml"
+    path.symlink_to(kept)
+    assert "h1 has added" in take_up(path, "h1", "10.0.0.3:9400")
+    assert path.is_symlink()
+    assert kept.read_text() == '[cluster]\npeers = ["10.0.0.3:9400"]\n'
 
 
 def test_a_file_of_peers_gets_a_line_and_keeps_its_owner_and_mode(tmp_path: Path) -> None:

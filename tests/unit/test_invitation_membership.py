@@ -25,7 +25,14 @@ from infiniswap.errors import (
     SystemCallError,
 )
 from infiniswap.invitation import membership
-from infiniswap.invitation.membership import Joining, apply, check_writable, memberships, plan
+from infiniswap.invitation.membership import (
+    Joining,
+    apply,
+    check_changeable,
+    check_writable,
+    memberships,
+    plan,
+)
 from infiniswap.invitation.messages import Broker, Offer
 from infiniswap.keys import derive
 from infiniswap.secret import new_secret, read_secret
@@ -199,6 +206,31 @@ def test_a_file_that_cannot_be_changed_line_by_line_is_left_alone(tmp_path: Path
     with pytest.raises(ConfigError, match="this file cannot be changed"):
         apply(planned(path), lambda: HEAD)
     assert path.read_text() == "cluster = { ask_s = 3.0 }\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cluster = { ask_s = 3.0 }\n",
+        '[cluster]\npeers = ["h:1"]  # mine\n',
+        '[daemon]\nlisten = "127.0.0.1:9400"  # mine\n',
+    ],
+)
+def test_such_a_file_is_found_before_the_password_is_sent(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "infiniswap.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"cannot be changed.*Nothing was sent"):
+        check_changeable(path, ("daemon.listen",), "Nothing was sent.")
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("text", [None, OTHER, MEMBER, '[daemon]\nslab = "1G"  # mine\n'])
+def test_other_files_can_be_changed(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "infiniswap.toml"
+    if text is not None:
+        path.write_text(text)
+    check_changeable(path, ("daemon.listen",))
+    assert text is None or path.read_text() == text
 
 
 # ------------------------------------------------------------------------ who stops it

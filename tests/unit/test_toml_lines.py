@@ -45,6 +45,11 @@ def test_a_value_of_several_lines_goes_as_a_whole() -> None:
     assert with_keys(text, {"cluster.peers": '["c"]'}) == '[cluster]\npeers = ["c"]\nname = "x"\n'
 
 
+def test_a_value_that_stays_keeps_its_comment() -> None:
+    text = '[cluster]\nname = "x"  # why\n'
+    assert with_keys(text, {"cluster.name": '"x"'}) == text
+
+
 @pytest.mark.parametrize(
     "text",
     [

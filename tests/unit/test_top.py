@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,16 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Console
 from support.donors.hostile_donor import EVIL, lease, status
 
+from infiniswap import config as configuration
 from infiniswap.cli.main import main
 from infiniswap.cli.status import AskedDonor
 from infiniswap.cli.top.changes import BAD, GOOD, Change, between
-from infiniswap.cli.top.loop import pressed, split
+from infiniswap.cli.top.loop import Viewer, pressed, split
 from infiniswap.cli.top.picture import Picture, look
 from infiniswap.cli.top.sections import Column, Section, share_out
 from infiniswap.cli.top.view import COLUMNS_MIN, LINES_MIN, Seen, Window, bar, draw
 from infiniswap.control import messages as m
+from infiniswap.errors import ConfigError
 from infiniswap.units import GIB, MIB, PAGE_BYTES, HostPort
 
 A = HostPort("10.0.0.1", 9400)
@@ -335,6 +339,22 @@ def test_columns_of_less_worth_go_first() -> None:
 
 
 # ------------------------------------------------------------------------------ keys
+
+
+async def test_a_list_of_peers_that_is_being_edited_does_not_end_the_view(tmp_path: Path) -> None:
+    peers = tmp_path / "peers"
+    peers.write_text("127.0.0.1:1\n")
+    path = tmp_path / "infiniswap.toml"
+    path.write_text(f'[cluster]\npeers_file = "{peers}"\n')
+    viewer = Viewer(configuration.load(path, environ={}), Console())
+    found = await viewer._find(None)
+    assert found.addresses == (HostPort("127.0.0.1", 1),)
+    peers.write_text("no address!\n")
+    later = await viewer._find(found)
+    assert later.addresses == found.addresses
+    assert "line 1 is not an address" in str(later.failure)
+    with pytest.raises(ConfigError):
+        await viewer._find(None)
 
 
 def test_keys() -> None:

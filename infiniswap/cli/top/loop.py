@@ -26,6 +26,7 @@ from infiniswap.cli.top.view import SECTIONS, Seen, Window, draw, last_row
 from infiniswap.control.access import client_config
 from infiniswap.device.control.listing import local_devices
 from infiniswap.discovery.find import Found, find
+from infiniswap.errors import InfiniswapError
 
 if TYPE_CHECKING:
     from infiniswap.cli.status import AskedDonor
@@ -81,7 +82,7 @@ class Viewer:
         """Asks everybody once."""
         now_s = time.monotonic()
         if self._found is None or now_s - self._found_at_s >= _FIND_S:
-            self._found = await asyncio.to_thread(find, self._config)
+            self._found = await self._find(self._found)
             self._found_at_s = now_s
         device = self._config.device
         rows, devices = await asyncio.gather(
@@ -98,6 +99,15 @@ class Viewer:
         if before is not None:
             self._told += (Seen(clock, event) for event in between(before, self._picture))
         self._window = replace(self._window, clock=clock)
+
+    async def _find(self, before: Found | None) -> Found:
+        """Which donors there are. Those of before count while somebody edits the list of peers."""
+        try:
+            return await asyncio.to_thread(find, self._config)
+        except InfiniswapError as error:
+            if before is None:
+                raise
+            return replace(before, failure=error)
 
     async def _ask(self, found: Found) -> list[AskedDonor]:
         # Without any known donor this host may be one; if it is not, that is no error.
@@ -121,7 +131,11 @@ class Viewer:
 
     def key(self, live: Live) -> None:
         """Reads what was typed."""
-        for key in split(os.read(sys.stdin.fileno(), 64)):
+        try:
+            typed = os.read(sys.stdin.fileno(), 64)
+        except OSError:
+            typed = b""  # the terminal is gone
+        for key in split(typed):
             window = pressed(self._window, key)
             if window is None:
                 self.ended.set()
