@@ -25,7 +25,7 @@ from infiniswap.cli.service import left_in_place, uninstall_configuration
 from infiniswap.code_versions import CodeProcess
 from infiniswap.device.cleanup.leftovers import owners_of_areas
 from infiniswap.device.spec.rundir import running_names
-from infiniswap.donor import home
+from infiniswap.donor import copies, home
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError, from_oserror
 from infiniswap.system import service_units, swap, systemd
 from infiniswap.system.programs import run_command
@@ -86,6 +86,10 @@ def leave(root: Path) -> None:
     for process in _processes():  # what has waited to do the same
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGTERM)
+    copies.remove(root / service_units.COPIES_DIR)
+    for place in left_in_place.places(root, config):
+        if not place.own:  # in /run and /dev
+            left_in_place.tidy(place)
     write_purge_list(root, config)
 
 
