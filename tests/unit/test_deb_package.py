@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 import re
 import subprocess
 import tomllib
@@ -234,6 +235,7 @@ def test_a_tree_gives_the_same_bytes_whenever_and_wherever_it_was_made(tmp_path:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o777 & ~umask)
             path.write_text(texts.control("1", BOOKWORM, 1) if "control" in name else name)
             path.chmod(0o644)
+        os.utime(top / names[0], (len(made), len(made)))
         target = tmp_path / f"{top.name}.deb"
         pack(top, target, WHEN_S)
         made.append(target.read_bytes())
