@@ -227,7 +227,7 @@ def test_the_settings_that_it_brings_change_nothing_and_can_be_put_in_force(
 @pytest.mark.requires_tool("dpkg-deb")
 def test_a_tree_gives_the_same_bytes_whenever_and_wherever_it_was_made(tmp_path: Path) -> None:
     names = [f"usr/share/doc/thing/{number}" for number in range(20)]
-    made = []
+    made: list[bytes] = []
     for place, order, umask in (("a", names, 0o022), ("far/away", names[::-1], 0o077)):
         top = tmp_path / place
         for name in ("DEBIAN/control", *order):
