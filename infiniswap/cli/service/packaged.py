@@ -24,7 +24,7 @@ from infiniswap.cli.main import report
 from infiniswap.cli.service import left_in_place, uninstall_configuration
 from infiniswap.code_versions import CodeProcess
 from infiniswap.device.cleanup.leftovers import owners_of_areas
-from infiniswap.device.spec.rundir import running_names
+from infiniswap.device.spec.rundir import LINK_DIR, running_names
 from infiniswap.donor import copies, home
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError, from_oserror
 from infiniswap.system import service_units, swap, systemd
@@ -117,8 +117,13 @@ def check_no_process() -> None:
 def check_unused(root: Path, config: configuration.Config) -> None:
     """Raises ConflictError, with what to do, while this host pages to others or others to it."""
     run_dir = root / config.device.run_dir.relative_to("/")
-    if areas := owners_of_areas(swap.active_areas(), run_dir):
-        names = sorted({owner.name for owner in areas.values()})
+    areas = swap.active_areas()
+    swapping = {owner.name for owner in owners_of_areas(areas, run_dir).values()}
+    paths = {area.path for area in areas}
+    for name in running_names(run_dir):  # a ublk device has no other mark of its owner
+        if str((LINK_DIR / name).resolve()) in paths:
+            swapping.add(name)
+    if names := sorted(swapping):
         raise ConflictError(
             f"Infiniswap devices are in use as swap space: {', '.join(names)}",
             mend="End the jobs that use them (`infiniswap run`), and stop them: "
