@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-before bench-apps check lint asan tsan fuzz mutations man site wheel release changelog format clean
+.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-before bench-apps check lint asan tsan fuzz mutations man site wheel deb deb-lock image release changelog format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +33,8 @@ help:
 	@echo "make fuzz    every fuzzer for FUZZ_SECONDS ($(FUZZ_SECONDS)); findings in build/fuzz/"
 	@echo "make man     writes the manual pages from the parsers and docs/man/"
 	@echo "make wheel   a package for x86-64 hosts without a compiler, in build/dist/"
+	@echo "make deb     that, and packages for Debian 12 and 13, in build/dist/"
+	@echo "make image   a container image of the donor, as root, in build/dist/"
 	@echo "make release everything that is published of a commit, in build/release/"
 	@echo "make changelog  gathers changes.d/ into CHANGELOG.md"
 	@echo "make site    the documentation as web pages, in build/site/"
@@ -148,13 +150,23 @@ wheel: $(VENV)/.stamp-venv
 		>build/wheel/auditwheel.log 2>&1 || { cat build/wheel/auditwheel.log; exit 1; }
 	@ls build/dist/*.whl
 
-# Builds RELEASE_PACKAGES in build/dist/; the source archive, the bill of materials, the release notes
+# Made of the wheel and of wheels from PyPI, so that no release of Debian but this machine's is needed
+# (docs/adr/0044-debian-package.md). DEB_ARGS: --release 12, --version VERSION.
+DEB_ARGS ?=
+deb: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
+deb: wheel
+	@PYTHONPATH=tools:. $(RUN)/python -m deb_package build --wheel build/dist/*.whl --into build/dist $(DEB_ARGS)
+
+# Newer versions of what the packages carry.
+deb-lock: $(VENV)/.stamp-venv
+	@PYTHONPATH=tools:. $(RUN)/python -m deb_package lock
+
+# Builds the packages in build/dist/; the source archive, the bill of materials, the release notes
 # and SHA256SUMS join them in build/release/ (tools/release/). The commit alone decides the bytes.
-RELEASE_PACKAGES := $(if $(wildcard tools/deb_package),deb,wheel)
 RELEASE := PYTHONPATH=tools:. $(RUN)/python -m release
 release: $(VENV)/.stamp-venv
 	@time=$$($(RELEASE) check) && \
-		$(MAKE) --no-print-directory $(RELEASE_PACKAGES) SOURCE_DATE_EPOCH=$$time DEB_ARGS= && \
+		$(MAKE) --no-print-directory deb SOURCE_DATE_EPOCH=$$time DEB_ARGS= && \
 		$(RELEASE) gather
 
 # After the version in pyproject.toml and infiniswap/__init__.py was raised, before the commit.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that imports and includes point one way, and a few other rules of the house.
 
-Python: rights → errors → units, fields, keys, own_code → secret, peers → config → policy, control,
-engine → system → discovery → donor, device → demo, invitation → cli; each may import what stands
-before it, and itself.
+Python: rights → errors → units, fields, keys, own_code, code_versions → secret, peers → config →
+policy, control, engine → system → discovery → donor, device → demo, invitation → cli; each may
+import what stands before it, and itself.
 `policy/` and the message code are pure: no clock, no I/O, no randomness of their own. `testing/` is
 shipped for tests and imported by nothing else. Programs are started in one place (SPAWNERS), which
 gives them nothing that another user may have prepared.
@@ -33,6 +33,7 @@ PYTHON_RANKS = {
     "ticks": 1,
     "fields": 1,
     "own_code": 1,
+    "code_versions": 1,
     "rdma_address": 2,
     "json_text": 1,
     "keys": 1,

@@ -13,8 +13,9 @@
  *                 that was asked to end and cannot
  *   ending        its death is the end from here on (a later `serving` takes that back)
  *   ended CODE    it is about to end, as it should
- *   renew         start a standby from the code that is installed now; answered by
- *                 `renewed` or `refused TEXT`
+ *   renew [PATH]  start another standby; with PATH (absolute) of that program, which the standbys
+ *                 after it run as well: code of another version. Answered by `renewed` or `refused
+ *                 TEXT`, after which nothing has changed
  *   yield         end it at once: the standby takes over; answered only when refused
  *
  * and from a standby: `standby` (it is ready), `refused TEXT` (it can never take over), `hopeless
@@ -55,9 +56,10 @@
 #define ISWI_HOLD_UNSAID    "unsaid"
 #define ISWI_HOLD_LOG       "log" /* standard output and error from then on */
 #define ISWI_HOLD_RINGS_MAX 64
-#define ISWI_HOLD_SOCKET_FD 3 /* in a child: its end of the pair */
-#define ISWI_HOLD_SPEC_FD   4 /* what the device is */
-#define ISWI_HOLD_READY_FD  5 /* where the first process tells its starter; else closed */
+#define ISWI_HOLD_PATH_MAX  512 /* bytes of a program's path, its end included */
+#define ISWI_HOLD_SOCKET_FD 3   /* in a child: its end of the pair */
+#define ISWI_HOLD_SPEC_FD   4   /* what the device is */
+#define ISWI_HOLD_READY_FD  5   /* where the first process tells its starter; else closed */
 
 /* ---- descriptors that are kept (keep.c) */
 
@@ -99,7 +101,7 @@ struct iswi_child {
 };
 
 struct iswi_spawn {
-	char *const *argv; /* borrowed; argv[0] is the program's path */
+	char **argv; /* borrowed; argv[0] is the program's path */
 	int spec_fd;
 	int ready_fd; /* -1: none */
 };
@@ -142,15 +144,17 @@ struct iswi_holder {
 	struct iswi_child standby; /* waits for its turn */
 	struct iswi_child fresh;   /* will replace the standby, by `renew` */
 	struct iswi_keep keep;
-	struct iswi_spawn first;  /* how the first process is started */
-	struct iswi_spawn others; /* how a standby is */
-	const char *reason;       /* why the active process ended */
-	uint64_t died_ns;         /* when the last one that served ended */
-	uint64_t served_ns;       /* since when a process serves */
-	uint64_t take_over_ns;    /* not before this: back-off */
-	uint64_t spawn_ns;        /* no new standby before this: back-off */
-	uint32_t deaths;          /* in a row, without a while of service between them */
-	uint32_t failures;        /* of standbys, in a row */
+	struct iswi_spawn first;                /* how the first process is started */
+	struct iswi_spawn others;               /* how a standby is */
+	char program[ISWI_HOLD_PATH_MAX];       /* of others, once `renew PATH` has succeeded */
+	char fresh_program[ISWI_HOLD_PATH_MAX]; /* of fresh; empty: as others */
+	const char *reason;                     /* why the active process ended */
+	uint64_t died_ns;                       /* when the last one that served ended */
+	uint64_t served_ns;                     /* since when a process serves */
+	uint64_t take_over_ns;                  /* not before this: back-off */
+	uint64_t spawn_ns;                      /* no new standby before this: back-off */
+	uint32_t deaths;   /* in a row, without a while of service between them */
+	uint32_t failures; /* of standbys, in a row */
 	uint32_t take_overs;
 	bool ended;        /* `ended` was said */
 	bool yielding;     /* `yield` was: its death is no fault */

@@ -109,6 +109,10 @@ static void now_ready(struct iswi_holder *holder, struct iswi_child *child)
 	child->until_ns = 0;
 	holder->failures = 0;
 	if (child == &holder->fresh) {
+		if (holder->fresh_program[0]) {
+			memcpy(holder->program, holder->fresh_program, sizeof(holder->program));
+			holder->others.argv[0] = holder->program;
+		}
 		iswi_child_end(&holder->standby);
 		holder->standby = *child;
 		*child = (struct iswi_child){.sock = -1};
@@ -243,8 +247,10 @@ static void now_serving(struct iswi_holder *holder)
 	holder->phase = ISWI_HOLD_SERVING;
 }
 
-static void renew(struct iswi_holder *holder)
+static void renew(struct iswi_holder *holder, const char *program)
 {
+	char *before = holder->others.argv[0];
+
 	if (holder->phase != ISWI_HOLD_SERVING) {
 		tell_active(holder, "refused ", "the device does not serve");
 		return;
@@ -253,7 +259,15 @@ static void renew(struct iswi_holder *holder)
 		tell_active(holder, "refused ", "another restart is under way");
 		return;
 	}
+	if (strlen(program) >= sizeof(holder->fresh_program) || (*program && *program != '/')) {
+		tell_active(holder, "refused ", "its program has no path that can be used");
+		return;
+	}
+	strcpy(holder->fresh_program, program);
+	if (*program)
+		holder->others.argv[0] = holder->fresh_program;
 	start_waiting(holder, &holder->fresh);
+	holder->others.argv[0] = before;
 	if (!iswi_child_is(&holder->fresh))
 		fresh_failed(holder, "its process could not be started");
 }
@@ -300,7 +314,9 @@ static void hear_active(struct iswi_holder *holder)
 		} else if (strncmp(text, "ended ", 6) == 0) {
 			holder->ended = true;
 		} else if (strcmp(text, "renew") == 0) {
-			renew(holder);
+			renew(holder, "");
+		} else if (strncmp(text, "renew ", 6) == 0) {
+			renew(holder, text + 6);
 		} else if (strcmp(text, "yield") == 0) {
 			yield_now(holder);
 		} else if (strncmp(text, "hopeless", 8) == 0) {

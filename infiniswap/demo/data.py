@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
+from infiniswap.code_versions import packaged_in
 from infiniswap.demo.children import Child
 from infiniswap.errors import UnavailableError, from_oserror
 
@@ -20,6 +21,17 @@ def generator() -> str | None:
     """Path of the program, None when it is not installed."""
     beside = Path(sysconfig.get_path("scripts")) / "tpchgen-cli"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("tpchgen-cli")
+
+
+def how_to_install() -> str:
+    """The remedy where the job's libraries are not installed."""
+    if packaged_in() is None:
+        return "Install: pip install 'infiniswap[demo]'."
+    return (
+        "The Debian package has none of the demo's libraries. Install the wheel beside it, in the "
+        "current directory: python3 -m venv demo; demo/bin/pip install infiniswap-*.whl pandas "
+        "pyarrow tpchgen-cli; sudo demo/bin/infiniswap demo."
+    )
 
 
 def cache_dir(scale: str) -> Path:
@@ -47,9 +59,7 @@ def generate(target: Path, scale: str) -> None:
     """
     program = generator()
     if program is None:
-        raise UnavailableError(
-            "tpchgen-cli is not installed", mend="Install it: pip install 'infiniswap[demo]'."
-        )
+        raise UnavailableError("tpchgen-cli is not installed", mend=how_to_install())
     argv = [program, "parquet", "--quiet", "--scale-factor", scale]
     argv += ["--tables", ",".join(TABLES), "--output-dir", str(target)]
     child = Child("tpchgen-cli", argv, target.with_name("tpchgen.log"))

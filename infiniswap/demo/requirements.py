@@ -73,9 +73,7 @@ def check_packages(
     if find_generator() is None:
         absent.append("tpchgen-cli")
     if absent:
-        raise UnavailableError(
-            f"not installed: {', '.join(absent)}", mend="Install: pip install 'infiniswap[demo]'."
-        )
+        raise UnavailableError(f"not installed: {', '.join(absent)}", mend=data.how_to_install())
 
 
 def check_tools(tools: Iterable[str]) -> None:

@@ -33,6 +33,9 @@ UNITS: Final = (DAEMON_UNIT, DEVICE_UNIT)
 UNIT_DIR: Final = Path("etc/systemd/system")
 """Below the root. Where packages put theirs (/usr/lib/systemd/system) is not ours to write to."""
 
+PACKAGE_UNIT_DIR: Final = Path("usr/lib/systemd/system")
+"""Below the root: the units of the Debian package (tools/deb_package). Those above come first."""
+
 OPTIONS_DIR: Final = Path("/etc/infiniswap/devices")
 """Where each device's unit looks for NAME.env."""
 
@@ -97,9 +100,10 @@ def as_device(work: Callable[[], _Result]) -> _Result:
 def capabilities_of_unit(root: Path = Path("/")) -> frozenset[str] | None:
     """What the installed unit of devices leaves them, drop-ins included; None: it is not installed,
     or lists what it takes away."""
-    unit = root / UNIT_DIR / DEVICE_UNIT
+    unit = unit_path(root, DEVICE_UNIT) or root / UNIT_DIR / DEVICE_UNIT
+    drop_ins = (root / UNIT_DIR / f"{DEVICE_UNIT}.d").glob("*.conf")
     found: set[str] = set()
-    for path in (unit, *sorted(unit.with_name(f"{DEVICE_UNIT}.d").glob("*.conf"))):
+    for path in (unit, *sorted(drop_ins)):
         for line in (try_read_text(path) or "").splitlines():
             key, _, names = line.partition("=")
             if key.strip() == "CapabilityBoundingSet":
@@ -108,13 +112,28 @@ def capabilities_of_unit(root: Path = Path("/")) -> frozenset[str] | None:
     return frozenset(found) if found and not any(name[0] == "~" for name in found) else None
 
 
-def render(name: str, command: Sequence[str], *, capabilities: Sequence[str] | None = None) -> str:
+def unit_path(root: Path, name: str) -> Path | None:
+    """The unit that systemd would take: of `install`, or else of the package."""
+    for directory in (UNIT_DIR, PACKAGE_UNIT_DIR):
+        if (path := root / directory / name).exists():
+            return path
+    return None
+
+
+def render(
+    name: str,
+    command: Sequence[str],
+    *,
+    capabilities: Sequence[str] | None = None,
+    mark: str = MARK,
+) -> str:
     """The text of a unit.
 
     Args:
         name: one of UNITS.
         command: what runs `infiniswap` here, absolute.
         capabilities: of a device; None: what one takes on this host.
+        mark: its first line.
 
     Raises:
         UsageError: see quote.
@@ -126,7 +145,7 @@ def render(name: str, command: Sequence[str], *, capabilities: Sequence[str] | N
     # A path that has to be quoted is no problem as an argument, only as the first word.
     words = command if quote(command[0]) == command[0] else ("/usr/bin/env", *command)
     for word, meant in (
-        ("@MARK@", MARK),
+        ("@MARK@", mark),
         ("@INFINISWAP@", " ".join(map(quote, words))),
         ("@DONOR_USER@", DONOR_USER),
         ("@DEVICE_CAPABILITIES@", " ".join(capabilities)),

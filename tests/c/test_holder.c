@@ -120,6 +120,17 @@ static void say_ring(int fd)
 	say(text);
 }
 
+/* A path by which this program is started again, as code of another version. */
+#define PROGRAM "ISW_TEST_PROGRAM"
+
+static void say_renew(void)
+{
+	char text[256];
+
+	snprintf(text, sizeof(text), "renew %s", getenv(PROGRAM));
+	say(text);
+}
+
 /* Serves until it is killed; on SIGTERM it ends as it should. */
 static volatile sig_atomic_t asked_to_end;
 
@@ -146,6 +157,8 @@ static int serve(const char *mode)
 	say("serving");
 	if (strcmp(mode, "renew") == 0)
 		say("renew");
+	if (strcmp(mode, "renew-program") == 0)
+		say_renew();
 	while (!asked_to_end) {
 		struct pollfd pollfd = {.fd = ISWI_HOLD_SOCKET_FD, .events = POLLIN};
 
@@ -222,6 +235,8 @@ static int standby(const char *mode)
 	CHECK(fcntl(ISWI_HOLD_READY_FD, F_GETFD) < 0);
 	CHECK_EQ(hear(text, sizeof(text), fds), 3);
 	CHECK(strcmp(text, "prepare state,key,spec") == 0);
+	if (getenv(PROGRAM) && strcmp(program_invocation_name, getenv(PROGRAM)) == 0)
+		report("runs the other program");
 	if (strcmp(mode, "refuses") == 0) {
 		say("refused it is of another version");
 		return 3;
@@ -464,6 +479,55 @@ SERVING_TEST(a_restart_is_a_new_standby_and_a_death, "renew")
 {
 	CHECK(expect("take-over 1 restart") != held.serving);
 	expect("serving");
+}
+
+NAMED_TEST(a_restart_changes_the_program_of_this_standby_and_of_those_after_it)
+{
+	char path[] = "/tmp/isw-holder-XXXXXX", self[512];
+	ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
+	int fd = mkstemp(path);
+
+	CHECK(fd >= 0 && length > 0);
+	self[length] = '\0';
+	close(fd);
+	CHECK(unlink(path) == 0 && symlink(self, path) == 0);
+	CHECK(setenv(PROGRAM, path, 1) == 0);
+	start_serving("renew-program");
+	expect("runs the other program");
+	held.serving = expect("take-over 1 restart");
+	held.waiting = expect("runs the other program");
+	expect("standby");
+	signal_to(held.serving, SIGKILL);
+	CHECK_EQ(expect("take-over 2 killed"), held.waiting);
+	held.serving = held.waiting;
+	expect("runs the other program");
+	unlink(path);
+	stop();
+}
+
+static void cannot_be_renewed_with(const char *program, const char *answer)
+{
+	pid_t waiting;
+
+	CHECK(setenv(PROGRAM, program, 1) == 0);
+	start_serving("renew-program");
+	expect(answer);
+	/* The program of before is not forgotten. */
+	waiting = expect("standby");
+	signal_to(held.serving, SIGKILL);
+	held.serving = expect("take-over 1 killed");
+	CHECK_EQ(held.serving, waiting);
+	stop();
+}
+
+NAMED_TEST(a_program_that_is_not_there_changes_nothing)
+{
+	cannot_be_renewed_with("/nonexistent", "refused its process could not be started");
+}
+
+NAMED_TEST(a_program_without_an_absolute_path_changes_nothing)
+{
+	cannot_be_renewed_with("true", "refused its program has no path that can be used");
 }
 
 NAMED_TEST(who_serves_outlives_the_holder)

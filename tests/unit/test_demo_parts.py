@@ -30,6 +30,13 @@ def test_missing_packages_and_tools_are_named_with_the_remedy() -> None:
     with pytest.raises(UnavailableError, match=told):
         requirements.check_packages(lambda name: None, lambda: None)
     requirements.check_packages(lambda name: object(), lambda: "/bin/tpchgen-cli")
+
+
+def test_the_debian_package_names_the_wheel_for_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "packaged_in", lambda: Path("/usr/lib/infiniswap"))
+    with pytest.raises(UnavailableError) as caught:
+        requirements.check_packages(lambda name: None, lambda: None)
+    assert "demo/bin/infiniswap demo" in caught.value.mend
     with pytest.raises(UnavailableError, match="no-such-tool"):
         requirements.check_tools(["sh", "no-such-tool"])
     requirements.check_tools(["sh"])

@@ -88,6 +88,17 @@ async def test_a_restart_waits_for_the_new_standby(holder_pair: Pair) -> None:
     holder.close()
 
 
+async def test_a_restart_names_the_interpreter_of_other_code(holder_pair: Pair) -> None:
+    holder, theirs = holder_pair
+    holder.listen(lambda: None)
+    renewal = asyncio.create_task(holder.renew("/usr/lib/infiniswap/2/bin/python3"))
+    await asyncio.sleep(0)
+    assert said(theirs)[0] == "renew /usr/lib/infiniswap/2/bin/python3"
+    theirs.send(b"renewed")
+    await renewal
+    holder.close()
+
+
 async def test_what_the_new_code_cannot_do_is_told(holder_pair: Pair) -> None:
     holder, theirs = holder_pair
     renewal = await _renewal(holder)

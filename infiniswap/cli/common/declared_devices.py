@@ -127,7 +127,7 @@ def _check_is_known(device: Declaration, config: Config) -> None:
 
 def boot_notes(devices: Sequence[Declaration], root: Path = Path("/")) -> Iterator[str]:
     """Notes on declared devices that do not start at boot although units are installed."""
-    if not (root / service_units.UNIT_DIR / service_units.DEVICE_UNIT).exists():
+    if service_units.unit_path(root, service_units.DEVICE_UNIT) is None:
         return
     enabled = {link.name for link in service_units.enabling_links(root)}
     for device in devices:

@@ -8,12 +8,14 @@ prints devices. No other module enters.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from typing import Any
 
 import msgspec
 
+from infiniswap import code_versions
 from infiniswap import config as configuration
 from infiniswap.cli.common.parser import add_shared, named
 from infiniswap.cli.device.options import (
@@ -212,9 +214,17 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
+def _sweep() -> None:
+    """Removes earlier code of the Debian package that this device was the last to need."""
+    if os.geteuid() == 0 and (top := code_versions.packaged_in()) is not None:
+        with contextlib.suppress(InfiniswapError):  # the next upgrade tries again
+            code_versions.sweep(top)
+
+
 def _stop(args: argparse.Namespace) -> int:
     paths = _running(args)
     client.stop(paths, remove=False)
+    _sweep()
     print(f"device {args.name}: stopped")
     return 0
 
@@ -242,6 +252,7 @@ def _restart(args: argparse.Namespace) -> int:
     if spec is not None:  # it may be of a release that has made none
         launch.keep_certificate(spec)
     after = client.restart(paths)
+    _sweep()
     assert after.succession is not None
     print(
         f"device {args.name}: restarted, process {before.pid} → {after.pid}, pause "

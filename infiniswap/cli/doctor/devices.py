@@ -70,12 +70,18 @@ def unit(root: Path = Path("/")) -> Iterator[Finding]:
     if left is None:
         return
     if lacking := [name for name in needed if name not in left]:
+        mend = "sudo infiniswap service install"
+        if not (root / service_units.UNIT_DIR / service_units.DEVICE_UNIT).exists():
+            mend = (  # the package's unit, which is for its release's kernels
+                f"sudo systemctl edit {service_units.DEVICE_UNIT}, and write [Service] and in the "
+                f"next line CapabilityBoundingSet={' '.join(lacking)}"
+            )
         yield degraded(
             "device-unit",
             f"{service_units.DEVICE_UNIT} lacks {', '.join(lacking)}, which devices need on this "
             "kernel: it was installed under another one, and what a killed `infiniswap run` "
             "leaves may stay",
-            "sudo infiniswap service install, then stop and start the devices",
+            f"{mend}; then stop and start the devices",
         )
     else:
         yield good("device-unit", f"{service_units.DEVICE_UNIT} suits this kernel")

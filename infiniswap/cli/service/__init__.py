@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from infiniswap import config as configuration
 from infiniswap.cli.service import left_in_place
+from infiniswap.code_versions import packaged_in
 from infiniswap.config import DaemonConfig
 from infiniswap.device.spec.rundir import running_names
 from infiniswap.donor import copies, home
@@ -92,9 +93,33 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Does it."""
     root = _root(args)
+    _check_no_package(args, root)
     if args.action == "install":
         return _show() if args.show else _install(args, root)
     return _uninstall(args, root)
+
+
+def _check_no_package(args: argparse.Namespace, root: Path) -> None:
+    """Raises ConflictError where the Debian package has units: ours would hide them."""
+    if args.action == "install" and args.show:
+        return
+    if packaged_in() is not None:
+        raise ConflictError(
+            f"this installation is the Debian package, so `infiniswap service {args.action}` has "
+            "nothing to do",
+            where=str(packaged_in()),
+            mend="The package has installed the units: systemctl enable --now infiniswapd. `apt "
+            "remove infiniswap` removes them, `apt purge infiniswap` settings and contents too.",
+        )
+    unit = root / service_units.PACKAGE_UNIT_DIR / DAEMON_UNIT
+    if args.action == "install" and unit.exists():
+        raise ConflictError(
+            "the Debian package of Infiniswap has installed its units, which those of this "
+            "installation would hide",
+            where=str(unit),
+            mend="Use the package's: systemctl enable --now infiniswapd. Or remove it first: apt "
+            "remove infiniswap.",
+        )
 
 
 def _root(args: argparse.Namespace) -> Path:
@@ -240,7 +265,7 @@ def _uninstall(args: argparse.Namespace, root: Path) -> int:
     is_host = _is_host(args)
     if is_host:
         _check_inactive()
-    config = _configuration(root)
+    config = uninstall_configuration(root)
     if args.purge:
         _check_no_device_runs(root / config.device.run_dir.relative_to("/"))
     paths = service_units.installed(root)
@@ -264,7 +289,7 @@ def _uninstall(args: argparse.Namespace, root: Path) -> int:
     return 0
 
 
-def _configuration(root: Path) -> configuration.Config:
+def uninstall_configuration(root: Path) -> configuration.Config:
     """Of the system below the root; where nothing says otherwise, and where it is broken, the
     defaults."""
     path = root / configuration.DEFAULT_PATH.relative_to("/")

@@ -119,7 +119,7 @@ def purge(place: LeftPlace) -> None:
             raise from_oserror("cannot remove the file", error, where=str(path)) from error
 
 
-def _directories(place: LeftPlace) -> list[Path]:
+def own_directories(place: LeftPlace) -> list[Path]:
     """The place, and those in it that are ours: inner ones first."""
     if not place.own:
         return [Path(path) for path, _, _ in os.walk(place.path, topdown=False)]
@@ -136,7 +136,7 @@ def _directories(place: LeftPlace) -> list[Path]:
 
 def tidy(place: LeftPlace) -> bool:
     """Removes its empty directories; False where something is left."""
-    for directory in _directories(place):
+    for directory in own_directories(place):
         with contextlib.suppress(OSError):
             os.rmdir(directory)
     return not place.path.exists()
@@ -144,7 +144,7 @@ def tidy(place: LeftPlace) -> bool:
 
 def strangers(place: LeftPlace) -> list[str]:
     """Files that `--purge` leaves because they are not Infiniswap's: names below the place."""
-    directories = _directories(place)
+    directories = own_directories(place)
     known = {*own_files(place), *directories}
     found = []
     for directory in directories:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from infiniswap import events
+from infiniswap.code_versions import current_interpreter
 from infiniswap.config_changes import Outcome
 from infiniswap.device.api import DeviceStatus, Ready
 from infiniswap.device.off_loop import run_to_end
@@ -150,13 +151,13 @@ class DeviceService:
             raise ConflictError(f"the device is {self._parts.state}", where=where)
 
     async def renew(self) -> None:
-        """A standby of the code that is installed now, ready to take over.
+        """A standby of the code that new commands run, ready to take over.
 
         Raises:
             ConflictError: the device does not serve, or there can be none; nothing has changed.
         """
         self._require_serving()
-        await self.holder.renew()
+        await self.holder.renew(current_interpreter())
 
     async def reload(self) -> Outcome:
         """Takes over what of the configuration can change while it runs.

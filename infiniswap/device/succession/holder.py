@@ -270,8 +270,11 @@ class Holder:
             self._renewal.set_exception(ConflictError("the holder of this device has ended"))
         self._on_gone()
 
-    async def renew(self) -> None:
-        """Replaces the standby by one of the code that is installed now; returns when it is ready.
+    async def renew(self, program: str = "") -> None:
+        """Replaces the standby by a new one; returns when it is ready.
+
+        Args:
+            program: the interpreter to start it with, and standbys after it; "": as the last one.
 
         Raises:
             ConflictError: there is no holder, or the new process cannot take over. The old one
@@ -284,7 +287,7 @@ class Holder:
             raise ConflictError("another restart of it is under way")
         self._renewal = asyncio.get_running_loop().create_future()
         try:
-            self._say("renew")
+            self._say(f"renew {program}".rstrip())
             async with asyncio.timeout(RENEW_S_MAX):
                 await self._renewal
         except TimeoutError:
