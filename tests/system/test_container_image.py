@@ -159,7 +159,7 @@ def test_a_job_pages_to_a_donor_in_a_pod(node: Node, cluster: Cluster, secret_fi
     runner = Runner(cluster)
     summary = runner.summary(*touch(96), options=("--donors", address, "--size", "256M"))
     assert summary["page_out_bytes"] > 0
-    assert summary["donors_share"] > 0
+    assert summary["remote_share"] > 0
 
     hook = daemon["lifecycle"]["preStop"]["exec"]["command"]
     done = ran("podman", "exec", node.name, *hook, wait_s=_BUILD_S)
