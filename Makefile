@@ -161,6 +161,11 @@ deb: wheel
 deb-lock: $(VENV)/.stamp-venv
 	@PYTHONPATH=tools:. $(RUN)/python -m deb_package lock
 
+# As root. buildah puts the Debian package into a system of Debian 12 (docs/howto/kubernetes.md).
+image: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
+image: deb
+	@PYTHONPATH=tools:. $(RUN)/python -m container_image --deb build/dist/*.deb --into build/dist
+
 # Builds the packages in build/dist/; the source archive, the bill of materials, the release notes
 # and SHA256SUMS join them in build/release/ (tools/release/). The commit alone decides the bytes.
 RELEASE := PYTHONPATH=tools:. $(RUN)/python -m release

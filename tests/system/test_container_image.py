@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from support.devices.cluster import NEEDS_SWAP, Cluster, environment, until
+from support.devices.cluster import NEEDS_SWAP, Cluster, until
 from support.jobs.runs import Runner, touch
 from support.machine.ran import ran
 from support.machine.wheels import copy_checkout, make_in
@@ -78,7 +78,9 @@ class Node:
         for flags in (("--bind", str(self.slabs)), ("--make-shared",)):
             assert ran("mount", *flags, str(self.slabs)).returncode == 0
 
-    def argv(self, container: Mapping[str, Any], env: Mapping[str, str], *options: str) -> list[str]:
+    def argv(
+        self, container: Mapping[str, Any], env: Mapping[str, str], *options: str
+    ) -> list[str]:
         """podman's command line for a container of a manifest."""
         rights = container["securityContext"]
         argv = ["podman", "--runtime", "runc", "run", "--network", "host", *_LIMITS, *options]
@@ -128,7 +130,18 @@ def node(image: str, cluster: Cluster, secret_file: Path) -> Iterator[Node]:
 
 
 def test_the_image_says_what_it_is(image: str) -> None:
-    done = ran("podman", "--runtime", "runc", "run", "--rm", "--network", "host", *_LIMITS, image, "--version")
+    done = ran(
+        "podman",
+        "--runtime",
+        "runc",
+        "run",
+        "--rm",
+        "--network",
+        "host",
+        *_LIMITS,
+        image,
+        "--version",
+    )
     assert re.fullmatch(r"infiniswap \d+\.\d+\.\d+\S*\n", done.stdout), done.stderr
 
 
@@ -182,11 +195,7 @@ def test_a_job_pages_to_a_donor_in_a_pod(node: Node, cluster: Cluster, secret_fi
 
 def mounted(node: Node) -> list[mounts.Mount]:
     """What lies in the directory of slabs."""
-    return [
-        one
-        for one in mounts.mounts()
-        if Path(one.mount_point).parent == node.slabs
-    ]
+    return [one for one in mounts.mounts() if Path(one.mount_point).parent == node.slabs]
 
 
 def free_port() -> int:

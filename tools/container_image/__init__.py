@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make image`: the container image of a donor, from the Debian package, without an engine's daemon.
+"""`make image`: a container image of the donor, made of the Debian package.
 
-buildah puts a root that debootstrap has made into an archive (OCI), which podman, containerd and
-others load. Nothing of the project enters here.
+No engine's daemon is needed: buildah puts a root that debootstrap has made into an archive (OCI),
+which podman, containerd and others load.
 """

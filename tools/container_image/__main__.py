@@ -131,7 +131,16 @@ def _pack(root: Path, archive: Path, version: str) -> None:
         entry = ["--entrypoint", f'["/usr/bin/{NAME}"]', "--cmd", "daemon", "--port", "9400"]
         run_command(["buildah", "config", *entry, *options, container])
         target = f"oci-archive:{archive}:{NAME}:{version.replace('~', '-').replace('+', '-')}"
-        commit = ["buildah", "commit", "--quiet", "--disable-compression=false", "--timestamp", made_s, container, target]
+        commit = [
+            "buildah",
+            "commit",
+            "--quiet",
+            "--disable-compression=false",
+            "--timestamp",
+            made_s,
+            container,
+            target,
+        ]
         run_command(commit, timeout_s=_BUILD_S)
     finally:
         run_command(["buildah", "rm", container])
