@@ -107,7 +107,12 @@ def run(args: argparse.Namespace) -> int:
     if args.listen is not None:
         if not args.lend:
             raise UsageError("--listen needs --lend")
-        parse_host_port(args.listen)
+        if parse_host_port(args.listen).is_loopback:
+            raise UsageError(
+                "other hosts cannot reach this address",
+                where=f"--listen {args.listen}",
+                mend="Name an address of this host in their network, or leave --listen out.",
+            )
     path = Path(os.path.realpath(configuration.file_path(args.config)))
     before = configuration.Config()
     if os.path.lexists(path):
@@ -171,7 +176,9 @@ async def _join(args: argparse.Namespace, token: Token, host: _Host) -> int:
             ),
         )
         again = "" if args.dry_run else _AGAIN
-        wanted = membership.plan(host.path, offer, made.key, listen, again, preview=args.dry_run)
+        wanted = await asyncio.to_thread(
+            membership.plan, host.path, offer, made.key, listen, again, preview=args.dry_run
+        )
         if args.dry_run:
             _show(wanted, host)
             return 0
@@ -224,6 +231,8 @@ def _show(wanted: Joining, host: _Host) -> None:
 
 
 def _report(wanted: Joining, offer: Offer, host: _Host, connection: GuestConnection) -> None:
+    from infiniswap.device.spec.rundir import running_names
+
     for file in wanted.files:
         if not file.is_there:
             print(f"wrote: {file.path}")
@@ -238,6 +247,11 @@ def _report(wanted: Joining, offer: Offer, host: _Host, connection: GuestConnect
         former = getattr(getattr(host.before, section), name)
         if isinstance(former, Path) and str(former) not in named and former.exists():
             print(f"left in place, and no longer used: {former}")
+    if running := running_names(host.before.device.run_dir):
+        print(
+            f"note: these devices run on with their former settings: {', '.join(running)}. To move "
+            "one to this cluster, run `infiniswap device stop` and `infiniswap device start`"
+        )
     for note in offer.notes:
         print(f"note: {note}")
     print(
@@ -250,7 +264,7 @@ def _report(wanted: Joining, offer: Offer, host: _Host, connection: GuestConnect
 def _report_lending(lends: str, noted: str | None) -> None:
     if not lends:
         return
-    print(f"  lend memory at {lends}: infiniswap daemon (if it runs, restart it)")
+    print(f"  lend memory at {lends}: infiniswap daemon (restart it if it runs)")
     if noted is None:
         print(f"note: the inviting host did not answer: add {lends} to its donors by hand")
     elif noted:

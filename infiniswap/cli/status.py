@@ -54,6 +54,8 @@ _PIPE_COLUMNS = 200
 _UNLIMITED_COLUMNS = 1_000
 _LINES = ("transport_reasons", "degraded", "alarms")
 """Keys of a device that are printed as sentences below the tables."""
+_AT_ONCE_MAX = 256
+"""Donors that are asked at once: each takes a connection and a handshake."""
 _NAMED_MAX = 3
 """Donors, in a sentence."""
 _STATES = (
@@ -144,8 +146,8 @@ async def ask(
     client: ClientConfig,
     local: tuple[HostPort, Path] | None = None,
 ) -> list[AskedDonor]:
-    """Asks every donor at once; takes no longer than `client.connect_s` seconds. Whoever has no
-    keys, or keys of another daemon, asks the daemon of this host by its socket."""
+    """Asks every donor; each takes no longer than `client.connect_s` seconds. Whoever has no keys,
+    or keys of another daemon, asks the daemon of this host by its socket."""
     from infiniswap.control.client import fetch_status
     from infiniswap.control.local import fetch_local_status
 
@@ -159,9 +161,12 @@ async def ask(
                     raise
         return await fetch_local_status(path, client.connect_s)
 
+    at_once = asyncio.Semaphore(_AT_ONCE_MAX)
+
     async def one(address: HostPort) -> AskedDonor:
         try:
-            return AskedDonor(address, await asked_one(address), "")
+            async with at_once:
+                return AskedDonor(address, await asked_one(address), "")
         except InfiniswapError as error:
             mend = f". {error.mend}" if error.mend else ""
             return AskedDonor(address, None, error.what + mend, error)

@@ -237,7 +237,9 @@ def check_writable(path: Path, mend: str = "") -> None:
     """
     probe = path.with_name(f"{_STAGED}probe")
     try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.chmod(0o755)  # whatever the umask is: a daemon of another user reads here
         with _locked(path.parent):
             _clear(path.parent)
             _write(probe, bytes(_PROBE_BYTES), _OWN)

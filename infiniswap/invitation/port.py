@@ -210,7 +210,7 @@ class InvitingPort:
             task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, sock: socket.socket, address: str, guest: asyncio.Future[Guest]) -> None:
-        """One connection. Whatever goes wrong with a stranger's is nobody's concern."""
+        """One connection. What goes wrong with it ends this connection only."""
         host = peer_of(address)
         try:
             with contextlib.suppress(*_FAILURES):
@@ -245,7 +245,13 @@ class InvitingPort:
                     await send(writer, answer)
                     return
             about = Guest(request.host, address)
-            guest.set_result(await self._hand_over(reader, writer, answer, about))
+            try:
+                about = await self._hand_over(reader, writer, answer, about)
+            except Exception as error:  # whatever it is: the invitation is given away
+                about = dataclasses.replace(about, problem=str(error) or type(error).__name__)
+                raise
+            finally:
+                guest.set_result(about)
         finally:
             await close(writer)
 

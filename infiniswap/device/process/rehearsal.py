@@ -114,7 +114,9 @@ def rehearse(spec: DeviceSpec, paths: DevicePaths) -> Rehearsal:
     warnings, donors = asyncio.run(_ask(found, spec, client))
     free_bytes = None if spec.backup is None else as_device(lambda: _check_backup(spec))
     slabs = sum(donor.slabs for donor in donors)
-    if spec.backup is None and slabs < spec.slab_count:
+    # Of a larger cluster only some are asked; the others may have room.
+    are_all = len(donors) == len(found.every())
+    if spec.backup is None and slabs < spec.slab_count and are_all:
         raise MemoryLimitError(
             f"the donors can take {slabs} of {spec.slab_count} slabs, and without a backup all of "
             "them need a donor",
@@ -122,8 +124,8 @@ def rehearse(spec: DeviceSpec, paths: DevicePaths) -> Rehearsal:
         )
     if slabs < spec.slab_count:
         warnings.append(
-            f"the donors can lend {slabs} of {spec.slab_count} slabs now: pages of the others come "
-            "from the local disk"
+            f"the donors that were asked can lend {slabs} of {spec.slab_count} slabs now: pages of "
+            "the others come from the local disk"
         )
     return Rehearsal(
         frontend=choice.frontend,
