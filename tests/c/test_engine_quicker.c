@@ -375,21 +375,6 @@ QUICKER_TEST(a_quick_link_is_not, world_quicker(0))
 	CHECK(remote_of(w, 0).expected_ns < 40 * US); /* the reply took a step, 1 us */
 }
 
-QUICKER_TEST(full_processors_are_no_slow_link, world_quicker(0))
-{
-	iswi_speed_forget(&w->e->remotes[0].speed);
-	took(&w->e->remotes[0].speed, 1, 40);
-	took(&w->e->remotes[0].speed, 16, 3000);
-	w->e->remotes[0].speed.measure_ns = 1ull << 60;
-	took(&w->e->backup->speed, 1, 50);
-	iswi_speed_begin(&w->e->remotes[0].speed, 15);
-	isw_engine_processors_full(w->e, 1);
-	READ_FROM(w, remote, 0, VALUE);
-	isw_engine_processors_full(w->e, 0);
-	READ_FROM(w, backup, 0, VALUE);
-	iswi_speed_end(&w->e->remotes[0].speed, 15);
-}
-
 QUICKER_TEST(without_the_flag_no_source_is_passed_by, world_slow_link())
 {
 	w->e->config.flags &= ~(uint32_t)ISW_ENGINE_QUICKER;
