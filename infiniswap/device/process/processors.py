@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from infiniswap.engine.protocol import Engine
 from infiniswap.system.scheduling import ThreadTime, between, thread_times
 
-PERIOD_S = 0.5
-"""Between two looks. Each one reads a file per thread, but only while pages move."""
+PERIOD_S = 2.0
+"""Between two looks: the choice is one of throughput, not of single pages."""
 
 
 def are_full(times: ThreadTime) -> bool:
@@ -38,15 +38,13 @@ async def watch_processors(
     """
     was_full = False
     moved = engine.pages_moved()
-    before = look()
+    before: Mapping[int, ThreadTime] = {}
     while True:
         await asyncio.sleep(PERIOD_S)
         moved_before, moved = moved, engine.pages_moved()
-        is_full = False
-        if moved != moved_before:  # at rest the threads run and wait next to nothing
-            now = look()
-            is_full = are_full(between(before, now))
-            before = now
+        now = look() if moved != moved_before else {}
+        is_full = bool(before) and are_full(between(before, now))
         if is_full != was_full:
             engine.processors_full(is_full)
             was_full = is_full
+        before = now
