@@ -8,43 +8,49 @@ link and read from the disk instead, which needs the same processors (docs/adr/0
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 
 from infiniswap.engine.protocol import Engine
-from infiniswap.system.scheduling import ThreadTime, between, thread_times
+from infiniswap.system.pressure import processor_stalls
 
 PERIOD_S = 2.0
-"""Between two looks: the choice is one of throughput, not of single pages."""
+"""The kernel adds up its figures once in two seconds."""
 
-
-def are_full(times: ThreadTime) -> bool:
-    """Whether a device's threads have waited longer for processors than they have run.
-
-    One fault at a time over a slow link makes it a third of what they ran, 16 reads at a time on
-    two processors twice as much (measured on Linux 6.18).
-    """
-    return times.waited_ns > times.ran_ns
+FULL = 0.5
+"""Processors are full when some task waited for one in this part of the time. With one job and its
+device on two processors it is below 0.3 while they wait for a slow link, and above 0.9 when they
+need more processor time than there is."""
 
 
 async def watch_processors(
-    engine: Engine, look: Callable[[], Mapping[int, ThreadTime]] = thread_times
+    engine: Engine,
+    *,
+    stalls: Callable[[], Mapping[str, float]] = processor_stalls,
+    clock: Callable[[], float] = time.monotonic,
+    period_s: float = PERIOD_S,
 ) -> None:
-    """Until cancelled. A device that is not used does not look.
+    """Until cancelled, or at once where the kernel does not tell how long tasks wait.
 
     Args:
         engine: is told of each change.
-        look: the times of this process's threads; empty: the kernel does not tell, and then
-            processors have time.
+        stalls: for how many seconds since the boot some task has waited, by "some".
+        clock: seconds.
+        period_s: between two looks.
     """
     was_full = False
-    moved = engine.pages_moved()
-    before: Mapping[int, ThreadTime] = {}
-    while True:
-        await asyncio.sleep(PERIOD_S)
-        moved_before, moved = moved, engine.pages_moved()
-        now = look() if moved != moved_before else {}
-        is_full = bool(before) and are_full(between(before, now))
+    before_s = clock()
+    waited_s = stalls().get("some")
+    while waited_s is not None:
+        await asyncio.sleep(period_s)
+        now_s = clock()
+        now_waited_s = stalls().get("some")
+        if now_waited_s is None:
+            break
+        is_full = now_waited_s - waited_s >= FULL * (now_s - before_s)
         if is_full != was_full:
             engine.processors_full(is_full)
             was_full = is_full
-        before = now
+        before_s, waited_s = now_s, now_waited_s
+    if was_full:
+        engine.processors_full(False)
