@@ -202,11 +202,6 @@ int isw_engine_events(isw_engine *e, struct isw_event *events_out, uint32_t max)
 	return iswi_events_take(&e->events, events_out, max);
 }
 
-void isw_engine_processors_full(isw_engine *e, int is_full)
-{
-	atomic_store_explicit(&e->processors_full, is_full, memory_order_relaxed);
-}
-
 void isw_engine_report_use(isw_engine *e)
 {
 	atomic_store(&e->report_use, true);

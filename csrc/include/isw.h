@@ -454,12 +454,6 @@ int isw_engine_events(isw_engine *engine, struct isw_event *events_out, uint32_t
  * moment may not count. Never blocks.
  */
 void isw_engine_report_use(isw_engine *engine);
-/*
- * Whether the processors of this host have more to do than they manage: reads of a donor beside
- * others then take long for want of processor time, and the disk would take no less. Without a call
- * they have not. Never blocks.
- */
-void isw_engine_processors_full(isw_engine *engine, int is_full);
 
 /*
  * The consumer's half of RDMA connections to a donor, to be told to it. isw_remote_connect and

@@ -230,11 +230,6 @@ class NativeEngine(HandleOwner):
         with self._use() as engine:
             lib.isw_engine_report_use(engine)
 
-    def processors_full(self, is_full: bool) -> None:
-        """Any thread, never waits."""
-        with self._use() as engine:
-            lib.isw_engine_processors_full(engine, is_full)
-
     def pages_moved(self) -> tuple[int, int]:
         """Any thread, never waits. Page-ins and page-outs since the start."""
         stats = self._stats()

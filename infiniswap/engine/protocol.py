@@ -396,10 +396,6 @@ class Engine(Protocol):
         """USED is reported once, with the next page that is read or written. A request that is
         under way at this moment may not count."""
 
-    def processors_full(self, is_full: bool) -> None:
-        """Whether this host's processors have more to do than they manage: reads of a donor beside
-        others then take long for that and not for the link. Until told otherwise they have not."""
-
     def pages_moved(self) -> tuple[int, int]:
         """Page-ins and page-outs since the start. Cheap."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pressure stall information: the kernel says when tasks had to wait for memory or a processor.
+"""Pressure stall information: the kernel says when tasks had to wait for memory.
 
 https://docs.kernel.org/accounting/psi.html: a threshold written to /proc/pressure/memory makes that
 descriptor signal POLLPRI when tasks were stalled for so long within the window. Without
@@ -72,17 +72,8 @@ class PressureTrigger:
 def memory_stalls(*, proc: Path = PROC) -> dict[str, float]:
     """For how many seconds since the boot some, or all, tasks of this host waited for memory: by
     "some" and "full"; empty where the kernel does not tell."""
-    return _stalls(proc / "pressure" / "memory")
-
-
-def processor_stalls(*, proc: Path = PROC) -> dict[str, float]:
-    """The same for tasks that waited for a processor."""
-    return _stalls(proc / "pressure" / "cpu")
-
-
-def _stalls(path: Path) -> dict[str, float]:
     stalls: dict[str, float] = {}
-    for line in (try_read_text(path) or "").splitlines():
+    for line in (try_read_text(proc / "pressure" / "memory") or "").splitlines():
         kind, *fields = line.split()
         total = dict(field.partition("=")[::2] for field in fields).get("total", "")
         if total.isdecimal():

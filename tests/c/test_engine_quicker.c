@@ -136,35 +136,29 @@ TEST(a_donor_wins_a_tie_and_is_asked_once)
 	struct iswi_speed donor = {.measure_ns = 1}, backup = {.measure_ns = 1};
 
 	took(&backup, 1, 10);
-	CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 0, false), ISWI_SPEED_DONOR);
+	CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 0), ISWI_SPEED_DONOR);
 	took(&donor, 1, 100);
-	CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 0, false), ISWI_SPEED_BACKUP);
+	CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 0), ISWI_SPEED_BACKUP);
 	/* Never asked for two pages, which the backup has sooner than it has one, ... */
-	CHECK_EQ(iswi_speed_choose(&donor, &backup, 2, 0, false), ISWI_SPEED_BACKUP);
-	CHECK_EQ(iswi_speed_choose(&donor, &backup, 8, 0, false),
-		 ISWI_SPEED_DONOR); /* ... or may not */
+	CHECK_EQ(iswi_speed_choose(&donor, &backup, 2, 0), ISWI_SPEED_BACKUP);
+	CHECK_EQ(iswi_speed_choose(&donor, &backup, 8, 0), ISWI_SPEED_DONOR); /* ... or may not */
 	iswi_speed_forget(&backup);
 	took(&backup, 1, 76);
 	backup.measure_ns = 1;
-	CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 0, false), ISWI_SPEED_DONOR);
-	CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 1, false), ISWI_SPEED_BACKUP_MEASURED);
+	CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 0), ISWI_SPEED_DONOR);
+	CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 1), ISWI_SPEED_BACKUP_MEASURED);
 }
 
-/*
- * Its other reads are no reason to leave it, unless they wait for the link. Where the processors of
- * this host are full they wait for those, however long they take.
- */
+/* Its other reads are no reason to leave it, unless they wait for the link. */
 TEST(a_donor_that_is_quick_alone_keeps_its_reads)
 {
 	static const struct {
 		uint64_t alone_us, with_others_us;
-		bool processors_full;
 		enum iswi_speed_choice choice;
 	} donors[] = {
-		{40, 300, false, ISWI_SPEED_DONOR},   {119, 300, false, ISWI_SPEED_DONOR},
-		{121, 300, false, ISWI_SPEED_BACKUP}, {40, 999, false, ISWI_SPEED_DONOR},
-		{40, 1001, false, ISWI_SPEED_BACKUP}, {40, 1001, true, ISWI_SPEED_DONOR},
-		{40, 30000, true, ISWI_SPEED_DONOR},  {121, 1001, true, ISWI_SPEED_BACKUP},
+		{40, 300, ISWI_SPEED_DONOR},   {119, 300, ISWI_SPEED_DONOR},
+		{121, 300, ISWI_SPEED_BACKUP}, {40, 999, ISWI_SPEED_DONOR},
+		{40, 1001, ISWI_SPEED_BACKUP},
 	};
 
 	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(donors); i++) {
@@ -174,8 +168,7 @@ TEST(a_donor_that_is_quick_alone_keeps_its_reads)
 		took(&donor, 16, donors[i].with_others_us);
 		took(&backup, 1, 60);
 		iswi_speed_begin(&donor, 15);
-		CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 0, donors[i].processors_full),
-			 donors[i].choice);
+		CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 0), donors[i].choice);
 	}
 }
 
@@ -215,7 +208,7 @@ static uint64_t run(struct faults *f, uint32_t count, uint64_t donor_us, uint64_
 	f->from_backup = 0;
 	for (uint32_t i = 0; i < count; i++) {
 		enum iswi_speed_choice choice =
-			iswi_speed_choose(&f->donor, &f->backup, 1, f->now_ns, false);
+			iswi_speed_choose(&f->donor, &f->backup, 1, f->now_ns);
 		bool backup = iswi_speed_is_backup(choice);
 		struct iswi_speed *s = backup ? &f->backup : &f->donor;
 		uint64_t ns = f->is_steady && !backup ? donor_us * US

@@ -33,8 +33,7 @@ static inline enum iswi_speed_choice iswi_quicker(const struct isw_engine *e,
 {
 	if (!(e->config.flags & ISW_ENGINE_QUICKER) || iswi_backup_avoid(e->backup))
 		return ISWI_SPEED_DONOR;
-	return iswi_speed_choose(&r->speed, &e->backup->speed, pages, now_ns,
-				 atomic_load_explicit(&e->processors_full, memory_order_relaxed));
+	return iswi_speed_choose(&r->speed, &e->backup->speed, pages, now_ns);
 }
 
 /*

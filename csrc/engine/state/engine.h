@@ -127,7 +127,6 @@ struct isw_engine {
 	uint64_t pages, slab_pages;
 	uint32_t slabs_count;
 	bool has_backup;
-	atomic_bool processors_full; /* relaxed: a guess; see isw_engine_processors_full */
 	atomic_bool report_use; /* whoever clears it reports. Pair: tell_of_use() in submit.c */
 
 	const struct iswi_seal_ops *seal_ops;

@@ -123,27 +123,26 @@ static uint64_t at_least_ns(const struct iswi_speed *s, uint32_t load)
 /*
  * A donor that has other reads of ours takes longer for them, and so would the backup: both need
  * the processors of this host. So the backup takes over only if it is much the quicker one for a
- * lone read, or if the donor's reads wait for a link and not for processors: that is so if they
- * take longer than QUICK_NS although the processors have time.
+ * lone read, or if the donor's reads wait for a link and not for processors.
  */
 static bool is_quick_alone(const struct iswi_speed *donor, const struct iswi_speed *backup,
-			   uint32_t pages, uint64_t donor_ns, bool processors_full)
+			   uint32_t pages, uint64_t donor_ns)
 {
 	uint8_t alone = load_of(pages);
 
-	return load_with(donor, pages) > alone && (processors_full || donor_ns < QUICK_NS) &&
+	return load_with(donor, pages) > alone && donor_ns < QUICK_NS &&
 	       at_least_ns(donor, alone) < at_least_ns(backup, alone) * ALONE;
 }
 
 enum iswi_speed_choice iswi_speed_choose(const struct iswi_speed *donor,
 					 const struct iswi_speed *backup, uint32_t pages,
-					 uint64_t now_ns, bool processors_full)
+					 uint64_t now_ns)
 {
 	uint64_t donor_ns = at_least_ns(donor, load_with(donor, pages));
 	uint64_t backup_ns = iswi_speed_expected_ns(backup, pages);
 
 	if (donor_ns && backup_ns && backup_ns * MARGIN < donor_ns * MARGIN_LESS &&
-	    !is_quick_alone(donor, backup, pages, donor_ns, processors_full))
+	    !is_quick_alone(donor, backup, pages, donor_ns))
 		return now_ns >= get(&donor->measure_ns) ? ISWI_SPEED_DONOR_MEASURED
 							 : ISWI_SPEED_BACKUP;
 	return now_ns >= get(&backup->measure_ns) ? ISWI_SPEED_BACKUP_MEASURED : ISWI_SPEED_DONOR;

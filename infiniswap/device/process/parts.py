@@ -24,7 +24,6 @@ from infiniswap.device.donors.transports import allowed, watches
 from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.frontends.taken_away import TakenAway
 from infiniswap.device.off_loop import run_to_end
-from infiniswap.device.process.processors import watch_processors
 from infiniswap.device.process.runs import Runs
 from infiniswap.device.process.shown import Shown, tend_certificate
 from infiniswap.device.process.tend import tend_key
@@ -242,8 +241,7 @@ class Parts:
         self._loop("keep-awake", self.keep_awake.run())
 
     def start_tending(self) -> None:
-        """The loops that tell the engine of full processors, and get it another key in time."""
-        self._loop("processors", watch_processors(self.engine))
+        """The loop that gets the engine another key in time."""
         if self.key.fd >= 0:
             self._loop("key", tend_key(self.engine, self.key))
 
