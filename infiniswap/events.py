@@ -226,7 +226,7 @@ LEASE_EXPIRED: Final = Event(
 DRAINING: Final = Event(
     "draining",
     "A donor has begun to give every slab back and to lend none, or has stopped doing so.",
-    "None: somebody asked for it. `infiniswap donor undrain HOST` ends it.",
+    "None: somebody asked for it. `infiniswap donor undrain DONOR` ends it.",
 )
 RESTART_LOSES: Final = Event(
     "restart-loses-slabs",
