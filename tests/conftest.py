@@ -209,6 +209,7 @@ def _missing(marker: str, args: tuple[str, ...]) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "kernels(*names): the guest's, one test for each")
     config.addinivalue_line("markers", "machine(hosts, memory, cpus): what the guest must be")
+    config.addinivalue_line("markers", "needs_debs: the host makes packages for the guest")
     config.addinivalue_line("markers", "full: only in full runs (INFINISWAP_TEST_FULL=1)")
     config.addinivalue_line("markers", "requires_tool(*names): skipped unless all are on PATH")
     for name in _PROBES:

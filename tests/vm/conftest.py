@@ -3,13 +3,17 @@
 
 @pytest.mark.kernels("6.12", "6.1")               # the default alone without; others in full runs
 @pytest.mark.machine(memory="2G", hosts=2)        # what else the machine must be
+@pytest.mark.needs_debs                           # TEST_DEBS is filled before it boots
 """
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from support.machine.guestrun import GuestRuns, parameters_of, put_together, remote, write_report
 from support.machine.runmode import FULL, IN_GUEST
+from support.machine.wheels import make_test_debs
 
 _RUNS = pytest.StashKey[GuestRuns]()
 
@@ -38,6 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     if not session.config.option.collectonly and not session.testsfailed:
+        if any(remote(item) and item.get_closest_marker("needs_debs") for item in session.items):
+            with contextlib.suppress(pytest.skip.Exception):  # the tests say that none is there
+                make_test_debs(session.config.rootpath)
         session.stash[_RUNS] = runs = GuestRuns(session.config, session.items)
         session.config.pluginmanager.register(_GoesOn(runs))  # hears of tests elsewhere, too
 
