@@ -42,7 +42,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     if not session.config.option.collectonly and not session.testsfailed:
-        if any(remote(item) and item.get_closest_marker("needs_debs") for item in session.items):
+        marked = (remote(item) and item.get_closest_marker("needs_debs") for item in session.items)
+        if FULL and any(marked):
             with contextlib.suppress(pytest.skip.Exception):  # the tests say that none is there
                 make_test_debs(session.config.rootpath)
         session.stash[_RUNS] = runs = GuestRuns(session.config, session.items)
