@@ -20,6 +20,7 @@ from infiniswap import config as configuration
 from infiniswap.cli.common import leases
 from infiniswap.cli.common.donors import address_of
 from infiniswap.cli.common.parser import add_shared
+from infiniswap.control.text import printable
 from infiniswap.errors import DeadlineError, InfiniswapError, NoDonorError
 from infiniswap.units import HostPort, format_size_short
 
@@ -163,14 +164,14 @@ def _print_leases(address: HostPort, status: Status) -> None:
         console = Console(width=_PIPE_COLUMNS)
 
     def say(sentence: str) -> None:
-        console.print(leases.printable(sentence), markup=False, highlight=False)
+        console.print(printable(sentence), markup=False, highlight=False)
 
     listed = leases.of_status(status)
     name = f"{status.donor_name} ({address})"
     if not listed:
         say(f"Nobody uses memory of {name}.")
         return
-    console.print(leases.table(f"leases of {leases.printable(name)}", listed, with_donor=False))
+    console.print(leases.table(f"leases of {printable(name)}", listed, with_donor=False))
     if leases.is_any_claimed(listed):
         say(leases.CLAIMED_NOTE)
     if status.leases_left_out:

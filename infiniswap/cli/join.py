@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from infiniswap import config as configuration
-from infiniswap.cli.common.leases import printable
+from infiniswap.control.text import printable
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError
 from infiniswap.units import CONTROL_PORT, HostPort, parse_host_port
 

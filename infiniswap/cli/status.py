@@ -127,7 +127,7 @@ def _discovery(found: Found) -> dict[str, Any]:
     """What the broker said, as plain data."""
     return {
         "announced": [str(donor.address) for donor in found.announced],
-        "problems": [*([str(found.failure)] if found.failure else []), *found.notes],
+        "problems": found.problems,
         "ignored": dict(found.ignored),
     }
 

@@ -23,10 +23,15 @@ VALUE_LENGTH_MAX: Final = 4096
 ValueT = TypeVar("ValueT")
 
 
+def printable(text: str) -> str:
+    """The text with what cannot be printed replaced. What is decoded from a peer is so already;
+    tables of such text do not rely on that."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
 def clean_text(text: str, length_max: int = TEXT_LENGTH_MAX) -> str:
     """The text with what cannot be printed replaced, cut to length."""
-    text = text[:length_max]
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+    return printable(text[:length_max])
 
 
 def clean_name(text: str, otherwise: str) -> str:

@@ -38,6 +38,11 @@ class Found:
     ignored: Mapping[str, int] = field(default_factory=dict)
     complaints: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def problems(self) -> list[str]:
+        """What an administrator should know, in sentences."""
+        return [*([str(self.failure)] if self.failure else []), *self.notes]
+
     def require(self) -> tuple[HostPort, ...]:
         """For commands that make no sense without a donor.
 

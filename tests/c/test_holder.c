@@ -512,7 +512,7 @@ static void cannot_be_renewed_with(const char *program, const char *answer)
 	CHECK(setenv(PROGRAM, program, 1) == 0);
 	start_serving("renew-program");
 	expect(answer);
-	/* The program of before is not forgotten. */
+	/* The former program is kept. */
 	waiting = expect("standby");
 	signal_to(held.serving, SIGKILL);
 	held.serving = expect("take-over 1 killed");

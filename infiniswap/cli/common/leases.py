@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from infiniswap.control.text import printable
 from infiniswap.units import format_size_short
 
 if TYPE_CHECKING:
@@ -110,12 +111,6 @@ def table(title: str, leases: Sequence[ListedLease], *, with_donor: bool) -> Any
     for row in rows:
         made.add_row(*(Text(printable(text)) for heading, text in row if heading not in same))
     return made
-
-
-def printable(text: str) -> str:
-    """The text without what moves a terminal's cursor. Whoever reads a status cleans it already;
-    a table does not rely on that."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def is_any_claimed(leases: Iterable[ListedLease]) -> bool:

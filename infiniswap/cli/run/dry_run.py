@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from infiniswap import config as configuration
-from infiniswap.cli.common.leases import printable
 from infiniswap.cli.run import device
 from infiniswap.cli.run.request import RunRequest
+from infiniswap.control.text import printable
 from infiniswap.device.api import DeviceStatus, DonorRow
 from infiniswap.device.control import client, member_client
 from infiniswap.device.jobs import beside

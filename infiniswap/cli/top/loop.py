@@ -89,19 +89,16 @@ class Viewer:
             self._ask(self._found),
             asyncio.to_thread(local_devices, device.run_dir, device.backup_dir),
         )
-        problems = [
-            *([str(self._found.failure)] if self._found.failure else []),
-            *self._found.notes,
-        ]
         before = self._picture
-        self._picture = look(before, rows, devices, problems, time.monotonic())
+        self._picture = look(before, rows, devices, self._found.problems, time.monotonic())
         clock = time.strftime("%H:%M:%S")
         if before is not None:
             self._told += (Seen(clock, event) for event in between(before, self._picture))
         self._window = replace(self._window, clock=clock)
 
     async def _find(self, before: Found | None) -> Found:
-        """Which donors there are. Those of before count while somebody edits the list of peers."""
+        """Which donors there are. Where the list of peers cannot be read, the donors found last
+        stay."""
         try:
             return await asyncio.to_thread(find, self._config)
         except InfiniswapError as error:

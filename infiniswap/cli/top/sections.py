@@ -10,7 +10,7 @@ from typing import Final
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from infiniswap.cli.common.leases import printable
+from infiniswap.control.text import printable
 
 _GAP: Final = 2
 _TITLE_LINES: Final = 1

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from infiniswap.cli.common.leases import CLAIMED, CLAIMED_NOTE, is_any_claimed, printable
+from infiniswap.cli.common.leases import CLAIMED, CLAIMED_NOTE, is_any_claimed
 from infiniswap.cli.top.changes import BAD, GOOD
 from infiniswap.cli.top.picture import STALE_S
 from infiniswap.cli.top.sections import Column, Section, share_out
+from infiniswap.control.text import printable
 from infiniswap.units import format_size_short
 
 if TYPE_CHECKING:

@@ -91,8 +91,7 @@ class _FoundOnce:
 
     def degraded(self) -> list[str]:
         """See FoundDonors."""
-        failure = self._found.failure
-        return [*([] if failure is None else [str(failure)]), *self._found.notes]
+        return self._found.problems
 
     def every(self) -> tuple[HostPort, ...]:
         """All of them."""
