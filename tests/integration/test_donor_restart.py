@@ -17,6 +17,7 @@ from support.devices.cluster import (
     Cluster,
     Donor,
     children,
+    free_port,
     until,
     wait_ended,
 )
@@ -42,12 +43,6 @@ PATIENT = {
     "INFINISWAP_DEVICE_HEDGE_MS": "0",  # what is read from the backup shall mean something
     "INFINISWAP_POLICY_SUSPEND_S": "60",  # a slow machine restarts slowly
 }
-
-
-def free_port() -> int:
-    """One that nobody has now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def home_in(cluster: Cluster) -> Path:

@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import PROGRAM, SLAB, Cluster, Device, Donor, until
+from support.devices.cluster import PROGRAM, SLAB, Cluster, Device, Donor, free_port, until
 from support.devices.copied import Copied
 from support.machine.mount_space import changed_mounts
 
@@ -35,12 +34,6 @@ AS_USER = (
     *("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"),
 )
 SIZE = 32 * MIB
-
-
-def free_port() -> int:
-    """One that nobody has now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 class Own:

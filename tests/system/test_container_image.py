@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from support.devices.cluster import NEEDS_SWAP, Cluster, until
+from support.devices.cluster import NEEDS_SWAP, Cluster, free_port, until
 from support.jobs.runs import Runner, touch
 from support.machine.ran import ran
 from support.machine.wheels import copy_checkout, make_in
@@ -196,10 +195,3 @@ def test_a_job_pages_to_a_donor_in_a_pod(node: Node, cluster: Cluster, secret_fi
 def mounted(node: Node) -> list[mounts.Mount]:
     """What lies in the directory of slabs."""
     return [one for one in mounts.mounts() if Path(one.mount_point).parent == node.slabs]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

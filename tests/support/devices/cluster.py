@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -107,6 +108,12 @@ def unhurried(ask: Callable[[], T]) -> T:
             if FULL_REASON not in (error.reason or ""):
                 raise
         time.sleep(0.2)
+
+
+def free_port() -> int:
+    """One that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 class Donor:
