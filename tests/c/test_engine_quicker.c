@@ -149,29 +149,6 @@ TEST(a_donor_wins_a_tie_and_is_asked_once)
 	CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 1), ISWI_SPEED_BACKUP_MEASURED);
 }
 
-/* Its other reads are no reason to leave it, unless they wait for the link. */
-TEST(a_donor_that_is_quick_alone_keeps_its_reads)
-{
-	static const struct {
-		uint64_t alone_us, with_others_us;
-		enum iswi_speed_choice choice;
-	} donors[] = {
-		{40, 300, ISWI_SPEED_DONOR},   {119, 300, ISWI_SPEED_DONOR},
-		{121, 300, ISWI_SPEED_BACKUP}, {40, 999, ISWI_SPEED_DONOR},
-		{40, 1001, ISWI_SPEED_BACKUP},
-	};
-
-	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(donors); i++) {
-		struct iswi_speed donor = {.measure_ns = 1}, backup = {.measure_ns = 1};
-
-		took(&donor, 1, donors[i].alone_us);
-		took(&donor, 16, donors[i].with_others_us);
-		took(&backup, 1, 60);
-		iswi_speed_begin(&donor, 15);
-		CHECK_EQ(iswi_speed_choose(&donor, &backup, 1, 0), donors[i].choice);
-	}
-}
-
 TEST(one_measures_at_a_time_and_then_there_is_a_pause)
 {
 	struct iswi_speed s = {0};
@@ -288,6 +265,101 @@ TEST(a_change_is_noticed)
 	}
 }
 
+/* ------------------------------------------------------------ many reads at a time */
+
+struct busy {
+	struct iswi_pace pace;
+	uint64_t now_ns, pages, quicker_pages;
+};
+
+/* So many reads of a page; each way has its time for one, and its pages of a hundred from the disk.
+ */
+static uint64_t read_busily(struct busy *b, uint32_t count, uint64_t donors_us, uint64_t quicker_us,
+			    uint32_t backup_share)
+{
+	uint64_t began_ns = b->now_ns;
+
+	b->quicker_pages = 0;
+	for (uint32_t i = 0; i < count; i++) {
+		bool donors = iswi_pace_is_donors(&b->pace);
+
+		b->now_ns += (donors ? donors_us : quicker_us) * US;
+		b->quicker_pages += !donors;
+		iswi_pace_note(&b->pace, 1, !donors && i % 100 < backup_share, b->now_ns);
+	}
+	return b->now_ns - began_ns;
+}
+
+TEST(busy_reads_go_the_way_that_gets_more_of_them_done)
+{
+	static const struct {
+		uint64_t donors_us, quicker_us;
+		bool donors;
+	} cases[] = {
+		{25, 40, true},  {25, 26, true},   {30, 25, true}, /* a tie, or nearly */
+		{40, 25, false}, {160, 40, false}, {900, 20, false}, {20, 900, true},
+	};
+	const uint32_t count = 1000000;
+
+	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(cases); i++) {
+		struct busy b = {.now_ns = 1};
+		uint64_t best_us = cases[i].donors ? cases[i].donors_us : cases[i].quicker_us;
+		uint64_t took_ns;
+
+		read_busily(&b, 30000, cases[i].donors_us, cases[i].quicker_us, 50);
+		took_ns = read_busily(&b, count, cases[i].donors_us, cases[i].quicker_us, 50);
+		CHECK(took_ns < count * best_us * US * 103 / 100);
+		if (cases[i].donors)
+			CHECK(b.quicker_pages < count / 40);
+		else
+			CHECK(b.quicker_pages > count - count / 40);
+	}
+}
+
+TEST(a_change_of_the_better_way_is_noticed)
+{
+	struct busy b = {.now_ns = 1};
+
+	for (uint32_t i = 0; i < 3; i++) {
+		read_busily(&b, 300000, 25, 40, 50);
+		read_busily(&b, 100000, 25, 40, 50);
+		CHECK(b.quicker_pages < 100000 / 20);
+		read_busily(&b, 300000, 160, 40, 50);
+		read_busily(&b, 100000, 160, 40, 50);
+		CHECK(b.quicker_pages > 100000 - 100000 / 20);
+	}
+}
+
+/* Both ways are the same then: none is tried, and nothing is lost. */
+TEST(a_way_that_asks_the_disk_for_next_to_nothing_is_not_on_trial)
+{
+	struct busy b = {.now_ns = 1};
+
+	read_busily(&b, 30000, 160, 40, 50);
+	read_busily(&b, 300000, 10, 40, 3);
+	CHECK_EQ(b.quicker_pages, 300000);
+	read_busily(&b, 300000, 10, 40, 12);
+	CHECK(b.quicker_pages < 300000);
+	/* Nor does it win because the job was quicker meanwhile. */
+	read_busily(&b, 300000, 40, 10, 3);
+	CHECK(b.quicker_pages < 300000 / 20);
+}
+
+/* A job that computes, or sleeps, for ten seconds is not read for, whichever way. */
+TEST(a_pause_of_the_job_does_not_count)
+{
+	struct busy b = {.now_ns = 1};
+
+	read_busily(&b, 30000, 40, 25, 50);
+	CHECK_EQ(b.pace.kept, ISWI_PACE_QUICKER);
+	for (uint32_t i = 0; i < 1000; i++) {
+		read_busily(&b, ISWI_PACE_PAGES, 40, 25, 50);
+		CHECK_EQ(b.pace.kept, ISWI_PACE_QUICKER);
+		if (!iswi_pace_is_donors(&b.pace))
+			b.now_ns += 10000000000ull;
+	}
+}
+
 /* ------------------------------------------------------------------------ the engine */
 
 /* Pages 0 to 3 of slab 0 are on donor 0 and on the backup. */
@@ -297,8 +369,10 @@ static struct world *filled(struct world *w)
 	map(w, 0, 0);
 	write_settled(w, 0, 4, VALUE);
 	iswi_sim_of(w->e)->now_ns += 1000000;
-	/* Nobody measures. */
+	/* Nobody measures, or tries donors alone. */
 	w->e->remotes[0].speed.measure_ns = w->e->backup->speed.measure_ns = 1ull << 60;
+	w->e->pace.way = w->e->pace.kept = ISWI_PACE_QUICKER;
+	w->e->pace.left = UINT32_MAX;
 	return w;
 }
 
@@ -366,6 +440,46 @@ QUICKER_TEST(a_quick_link_is_not, world_quicker(0))
 	READ_FROM(w, remote, 0, VALUE);
 	sources_are(w, 1, 0, 0);
 	CHECK(remote_of(w, 0).expected_ns < 40 * US); /* the reply took a step, 1 us */
+}
+
+/* While others are in flight, which way is the better one counts, not who answers sooner. */
+QUICKER_TEST(beside_other_requests_donors_alone_may_be_the_better_way, world_slow_link())
+{
+	uint32_t first, second;
+
+	w->e->pace.way = w->e->pace.kept = ISWI_PACE_DONORS;
+	first = get(w, 0, 1);
+	CHECK_EQ(sent(w, 0), 0); /* alone: the quicker source */
+	second = get(w, 1, 1);
+	CHECK_EQ(sent(w, 0), 1);
+	END_WELL(w, first, second);
+	w->e->pace.way = w->e->pace.kept = ISWI_PACE_QUICKER;
+	first = get(w, 0, 1);
+	second = get(w, 1, 1);
+	CHECK_EQ(sent(w, 0), 0);
+	END_WELL(w, first, second);
+}
+
+QUICKER_TEST(reads_beside_others_make_a_stretch, world_slow_link())
+{
+	struct iswi_pace *pace = &w->e->pace;
+	uint32_t first, second;
+
+	memset(pace, 0, sizeof(*pace));
+	pace->left = 1;
+	pace->pages = ISWI_PACE_PAGES - 1;
+	first = get(w, 0, 1);
+	CHECK(iswi_pace_is_donors(pace)); /* it was alone */
+	second = get(w, 1, 1);
+	CHECK(!iswi_pace_is_donors(pace));
+	CHECK_EQ(pace->pages, 0);
+	END_WELL(w, first, second);
+	/* What is read from the backup then is told, too. */
+	first = get(w, 0, 1);
+	second = get(w, 1, 2);
+	CHECK_EQ(pace->pages, 2);
+	CHECK_EQ(pace->backup_pages, 2);
+	END_WELL(w, first, second);
 }
 
 QUICKER_TEST(without_the_flag_no_source_is_passed_by, world_slow_link())

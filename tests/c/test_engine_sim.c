@@ -694,6 +694,9 @@ static void start(struct world *w, uint64_t seed, uint32_t staging)
 	};
 	if (isw_sim_create(&w->config, &w->engine, &error))
 		fail(w, error.text, 0, 0);
+	/* A world is too short for a trial. */
+	w->engine->pace.way = w->engine->pace.kept = w->seed / 16 % 2;
+	w->engine->pace.left = UINT32_MAX;
 	for (uint32_t i = 0; i < PAGES; i++) {
 		add_version(w, i, 0);
 		w->pages[i].versions[0].completed = 0;

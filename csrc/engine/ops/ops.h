@@ -26,12 +26,19 @@ void iswi_write_stranded(struct isw_engine *e, uint32_t slab);
 void iswi_write_kick(struct isw_engine *e);
 void iswi_zero(struct isw_engine *e, struct iswi_req *req);
 
+/* Asked of a request in flight. */
+static inline bool iswi_has_others(const struct isw_engine *e)
+{
+	return atomic_load_explicit(&e->count.in_flight, memory_order_relaxed) > 1;
+}
+
 /* Where a read of pages that both have goes: to this donor or to the backup. now_ns: about now. */
 static inline enum iswi_speed_choice iswi_quicker(const struct isw_engine *e,
 						  const struct iswi_remote *r, uint32_t pages,
 						  uint64_t now_ns)
 {
-	if (!(e->config.flags & ISW_ENGINE_QUICKER) || iswi_backup_avoid(e->backup))
+	if (!(e->config.flags & ISW_ENGINE_QUICKER) || iswi_backup_avoid(e->backup) ||
+	    (iswi_has_others(e) && iswi_pace_is_donors(&e->pace)))
 		return ISWI_SPEED_DONOR;
 	return iswi_speed_choose(&r->speed, &e->backup->speed, pages, now_ns);
 }

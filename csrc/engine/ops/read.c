@@ -353,6 +353,11 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 			at.choice[place] = iswi_quicker(e, iswi_remote_of(e, at.slab, place),
 							(uint32_t)(end - page), req->start_ns);
 	}
+	if (!tried && e->config.flags & ISW_ENGINE_QUICKER && iswi_has_others(e))
+		iswi_pace_note(&e->pace, (uint32_t)(end - page),
+			       iswi_speed_is_backup(at.choice[0]) ||
+				       iswi_speed_is_backup(at.choice[1]),
+			       req->start_ns);
 	while (page < end) {
 		uint64_t stop = iswi_group_end(page, end);
 

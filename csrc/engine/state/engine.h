@@ -78,6 +78,7 @@
 #define ISWI_STATE_ENGINE_H
 
 #include "engine/request.h"
+#include "engine/state/pace.h"
 #include "util/util.h"
 
 #define ISWI_NONE UINT32_MAX
@@ -169,6 +170,7 @@ struct isw_engine {
 		void (*go_on)(struct isw_engine *e);
 	} waiting; /* writes without a staging buffer; see ops/write.c */
 
+	struct iswi_pace pace;     /* whether the quicker source is asked while much is read */
 	struct iswi_ahead *ahead;  /* NULL: nothing is read ahead */
 	unsigned char *pairs_data; /* buffers for both legs of reads; see ops/hedge.c */
 	atomic_uint pairs_free;    /* a bit for each */

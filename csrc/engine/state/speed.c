@@ -8,9 +8,6 @@
  */
 #define MARGIN      4u
 #define MARGIN_LESS 3u
-/* What keeps a donor the quicker one while it has other reads: see is_quick_alone. */
-#define ALONE    2u
-#define QUICK_NS 1000000u
 
 static uint64_t get(const atomic_uint_fast64_t *ns)
 {
@@ -120,20 +117,6 @@ static uint64_t at_least_ns(const struct iswi_speed *s, uint32_t load)
 	return ns;
 }
 
-/*
- * A donor that has other reads of ours takes longer for them, and so would the backup: both need
- * the processors of this host. So the backup takes over only if it is much the quicker one for a
- * lone read, or if the donor's reads wait for a link and not for processors.
- */
-static bool is_quick_alone(const struct iswi_speed *donor, const struct iswi_speed *backup,
-			   uint32_t pages, uint64_t donor_ns)
-{
-	uint8_t alone = load_of(pages);
-
-	return load_with(donor, pages) > alone && donor_ns < QUICK_NS &&
-	       at_least_ns(donor, alone) < at_least_ns(backup, alone) * ALONE;
-}
-
 enum iswi_speed_choice iswi_speed_choose(const struct iswi_speed *donor,
 					 const struct iswi_speed *backup, uint32_t pages,
 					 uint64_t now_ns)
@@ -141,8 +124,7 @@ enum iswi_speed_choice iswi_speed_choose(const struct iswi_speed *donor,
 	uint64_t donor_ns = at_least_ns(donor, load_with(donor, pages));
 	uint64_t backup_ns = iswi_speed_expected_ns(backup, pages);
 
-	if (donor_ns && backup_ns && backup_ns * MARGIN < donor_ns * MARGIN_LESS &&
-	    !is_quick_alone(donor, backup, pages, donor_ns))
+	if (donor_ns && backup_ns && backup_ns * MARGIN < donor_ns * MARGIN_LESS)
 		return now_ns >= get(&donor->measure_ns) ? ISWI_SPEED_DONOR_MEASURED
 							 : ISWI_SPEED_BACKUP;
 	return now_ns >= get(&backup->measure_ns) ? ISWI_SPEED_BACKUP_MEASURED : ISWI_SPEED_DONOR;

@@ -62,7 +62,7 @@ uint64_t iswi_speed_expected_ns(const struct iswi_speed *s, uint32_t pages);
 /*
  * For pages that both have. A donor wins a tie, and a little more: the disk also has the backup's
  * writes to do. At a load at which it was never asked it is asked, unless it is slow even at a
- * smaller one. Beside other reads of ours it keeps its reads for as long as it is quick alone.
+ * smaller one.
  */
 enum iswi_speed_choice iswi_speed_choose(const struct iswi_speed *donor,
 					 const struct iswi_speed *backup, uint32_t pages,
