@@ -156,11 +156,13 @@ def with_infiniswap(
         with stage.interrupts.hold():
             child.end(_RUN_END_S)
     summary = _read_summary(summary_path)
+    why = summary.pop("page_in_backup_why")
     return Leg(
         INFINISWAP,
         "infiniswap",
         limit_bytes=limit_bytes,
         page_in_disk_bytes=summary.pop("page_in_backup_bytes"),
+        page_in_chosen_bytes=why["quicker"] + why["measured"],
         **summary,
         output=digests(stage.target(INFINISWAP)),
     )
@@ -182,6 +184,7 @@ _SUMMARY_KEYS = (
     "page_in_us_p99",
     "page_in_staging_bytes",
     "page_in_backup_bytes",
+    "page_in_backup_why",
     "other_swap_bytes",
 )
 

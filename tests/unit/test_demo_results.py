@@ -82,6 +82,8 @@ def test_a_demo_at_or_above_its_floors_passes() -> None:
     [
         (leg(INFINISWAP, page_in_disk_bytes=24 * MIB), ""),
         (leg(INFINISWAP, page_in_disk_bytes=25 * MIB), "3.1% of the page-in bytes came from the"),
+        (leg(INFINISWAP, page_in_disk_bytes=200 * MIB, page_in_chosen_bytes=176 * MIB), ""),
+        (leg(INFINISWAP, page_in_disk_bytes=200 * MIB, page_in_chosen_bytes=175 * MIB), "3.1% of"),
         (leg(UNLIMITED, anon_peak_bytes=768 * MIB - 1), "the job's anonymous memory peaked at"),
         (leg(INFINISWAP, page_in_bytes=0), "only 0 B were paged in with infiniswap"),
         (leg(INFINISWAP, page_out_bytes=255 * MIB), "only 255 MiB were paged out with"),
@@ -109,6 +111,19 @@ def test_too_little_paged_in_or_from_donors_fails() -> None:
     assert "79.9%" in failed
 
 
+def test_donors_need_not_serve_what_the_disk_had_sooner_but_half_in_any_case() -> None:
+    def served(donors: int, chosen: int) -> list[str]:
+        own = leg(INFINISWAP, page_in_disk_bytes=chosen, page_in_chosen_bytes=chosen)
+        return results.failures(replace(with_leg(own), donors=(Served("donor-1", donors, 0),)))
+
+    assert served(481 * MIB, 160 * MIB) == []
+    (failed,) = served(479 * MIB, 160 * MIB)
+    assert "59.9%" in failed
+    assert served(400 * MIB, 400 * MIB) == []
+    (failed,) = served(399 * MIB, 401 * MIB)
+    assert "not 50%" in failed
+
+
 def test_what_did_not_come_from_donors_is_told() -> None:
     told = with_leg(leg(INFINISWAP, page_in_staging_bytes=16 * MIB, page_in_disk_bytes=8 * MIB))
     assert results.remarks(told) == [
@@ -116,6 +131,9 @@ def test_what_did_not_come_from_donors_is_told() -> None:
         "8.00 MiB came from its disk."
     ]
     assert results.as_json(told, [])["disk_share"] == pytest.approx(0.01)
+    sooner = leg(INFINISWAP, page_in_disk_bytes=8 * MIB, page_in_chosen_bytes=2 * MIB)
+    (remark,) = results.remarks(with_leg(sooner))
+    assert remark.endswith("came from its disk (2.00 MiB because it was the quicker source).")
 
 
 def test_jobs_that_write_nothing_fail_though_all_are_equal() -> None:

@@ -188,7 +188,8 @@ class Summary:
         page_in_bytes: read from the device, and `page_in_*_bytes` by who served it. They are the
             device's, so with several runs on one device those of all.
         page_in_backup_why: of page_in_backup_bytes, why not from a donor: "unmapped" (the slab had
-            none), "suspended" (unreachable), "invalid" (not there yet), "error", "slow".
+            none), "suspended" (unreachable), "invalid" (not there yet), "error", "slow";
+            "quicker" and "measured": the disk was chosen (docs/adr/0036-quicker-source.md).
         donors_gone: why, by address, of donors that were gone for some time.
         take_overs: how often another process of the device took over. What a process has counted
             in the last second or so of its life is not in the figures.
