@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-before bench-apps check lint asan tsan fuzz mutations man site wheel deb deb-lock image release changelog format clean
+.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-before bench-apps chart check lint asan tsan fuzz mutations man site wheel deb deb-lock image release changelog format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make bench-rdma  RDMA beside perftest and TCP; BENCH_ARGS=--help"
 	@echo "make bench-before  any of these in an earlier tree and in this one, by turns"
 	@echo "make bench-apps  other people's benchmarks with half of their memory; BENCH_ARGS=--help"
+	@echo "make chart   draws the picture in README.md from a summary of bench-apps"
 	@echo "make mutations  breaks the C library rule by rule and looks which test notices"
 	@echo "make asan    C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan    C tests under ThreadSanitizer"
@@ -117,6 +118,10 @@ $(VENV)/.stamp-bench-apps: $(VENV)/.stamp-venv
 
 bench-apps: setup $(VENV)/.stamp-bench-apps
 	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench apps $(BENCH_ARGS)
+
+# The picture in README.md, of a summary in docs/.
+chart: setup
+	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench.apps.overview_plot
 
 # They are kept in the tree: building a package needs neither this nor what it imports.
 man: setup

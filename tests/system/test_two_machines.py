@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README's section "Two machines", word for word, on two hosts in network namespaces.
+"""README's section "Two hosts, six commands", word for word, on two hosts in network namespaces.
+
+The messages are those of docs/troubleshooting.md.
 
 The commands are those of its code blocks, run by a shell as they stand. Changed are only what the
 section declares as the reader's own (TOKEN, LOCAL and MIB), and sizes and directories through
@@ -44,8 +46,9 @@ WANTED_MIB = 128
 
 
 def blocks(kind: str, name: str) -> list[str]:
-    """Bodies of the section's code blocks that are marked so."""
-    return [block.body for block in marked(Path("README.md"), kind, name)]
+    """Bodies of the code blocks that are marked so, of the section or of the messages."""
+    path = "docs/troubleshooting.md" if kind == "message" else "README.md"
+    return [block.body for block in marked(Path(path), kind, name)]
 
 
 class Machines:
@@ -149,11 +152,11 @@ class Machines:
         return counters
 
     def message(self, name: str) -> str:
-        """What the README says will be printed."""
+        """What the documents say will be printed."""
         return blocks("message", name)[0].strip().replace(ADDRESS, self.address)
 
     def expect(self, done: subprocess.CompletedProcess[str], message: str, code: int) -> None:
-        """It failed with the README's message and that exit code, and left nothing behind."""
+        """It failed with the documents' message and that exit code, and left nothing behind."""
         assert message in done.stderr.splitlines(), done.stderr
         assert done.returncode == code
         assert "Traceback" not in done.stderr

@@ -235,10 +235,22 @@ def test_make_targets_of_the_documents_exist() -> None:
                 assert match[1] in targets, line
 
 
-def test_the_quick_start_is_two_commands() -> None:
-    readme = _read(Path("README.md"))
-    section = readme[readme.index("## Quick start") : readme.index("## Two machines")]
-    assert _blocks(section, "sh") == ["make demo\nmake test\n"]
+def _readme_section(title: str) -> str:
+    return _read(Path("README.md")).split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_a_checkout_is_tried_by_two_commands() -> None:
+    assert _blocks(_readme_section("From a checkout"), "sh") == ["make demo\nmake test\n"]
+
+
+def test_six_commands_lead_to_a_job_on_a_neighbour() -> None:
+    section = _readme_section("Two hosts, six commands")
+    lines = "".join(_blocks(section, "sh")).replace("\\\n", "").splitlines()
+    assert len([line for line in lines if not re.match(r"[A-Z]+=", line)]) == 6
+
+
+def test_the_readme_can_be_read_in_one_sitting() -> None:
+    assert len(_read(Path("README.md")).splitlines()) <= 150
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=str)

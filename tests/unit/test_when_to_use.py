@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isw_bench.apps import page, plan, summary
+from isw_bench.apps import overview_plot, page, plan, summary
+from support.documents import ROOT
 
 SUMMARY_BYTES_MAX = 100 * 1024
 
@@ -71,3 +72,34 @@ def test_a_summary_is_small_names_no_directory_and_is_shown(
     assert measured["jobs"]
     assert not re.search(r"/(?:tmp|work|home|root|var)\b", path.read_text())
     assert f"Infiniswap {measured['commit']}." in text
+
+
+# ------------------------------------------------------------------------- the picture in README
+
+
+def test_the_readmes_picture_is_drawn_of_the_summary_as_it_is() -> None:
+    source = overview_plot.digest(overview_plot.SUMMARY)
+    assert source.encode() in overview_plot.PICTURE.read_bytes()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"({overview_plot.PICTURE.relative_to(ROOT)})" in readme
+
+
+def test_the_picture_has_every_job_and_what_others_win_or_lose() -> None:
+    summary = json.loads(overview_plot.SUMMARY.read_text(encoding="utf-8"))
+    rows = dict(overview_plot.bars(summary))
+    assert len(rows) == len(summary["jobs"])
+    etc = rows["memcached, ETC"]
+    assert etc[plan.CLOUD] == "did not end in time"
+    assert (
+        etc[plan.DISK]
+        == summary["jobs"]["memcached-etc"]["shares"]["50"]["rivals"][plan.DISK]["slowdown"][
+            "median"
+        ]
+    )
+    assert rows["polars, db-benchmark group-by"][plan.SPILL] == plan.KILLED
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra bench")
+    assert overview_plot.draw(overview_plot.SUMMARY, tmp_path / "jobs.png")
+    assert (tmp_path / "jobs.png").read_bytes().startswith(b"\x89PNG")
