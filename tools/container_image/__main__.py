@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, required=True, help="directory for the archive")
     args = parser.parse_args(argv)
     try:
-        print(build(package_of(args.deb), args.into))
+        # The programs that are run have another working directory.
+        print(build(package_of(args.deb).absolute(), args.into.absolute()))
     except InfiniswapError as error:
         print(f"container_image: {error}", file=sys.stderr)
         return error.exit_code
