@@ -73,8 +73,9 @@ class Node:
         ]
         (root / "config" / "infiniswap.toml").write_text(text)
         self.slabs = root / "slabs"
-        # As a node's /run is: a mount that others see.
-        for flags in (("--bind", str(self.slabs)), ("--make-shared",)):
+        # As a node's /run is: a mount that others see. Private first, or it would share with the
+        # one below it what is mounted in it.
+        for flags in (("--bind", str(self.slabs)), ("--make-private",), ("--make-shared",)):
             assert ran("mount", *flags, str(self.slabs)).returncode == 0
 
     def argv(

@@ -48,14 +48,15 @@ class FreshSystem:
         assert self._space.stdout is not None
         assert self._space.stdout.readline() == "entered\n"
 
-    def _command(self, argv: tuple[str, ...]) -> list[str]:
+    def command(self, *argv: str) -> list[str]:
+        """The command line of a command in it."""
         enter = ["nsenter", f"--mount=/proc/{self._space.pid}/ns/mnt", "chroot", str(self.root)]
         environment = ["env", "-i", "HOME=/root", f"PATH={_PATH}", "DEBIAN_FRONTEND=noninteractive"]
         return [*enter, *environment, *argv]
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """A command in it, whatever comes of it."""
-        return ran(*self._command(argv), wait_s=_MINUTES_S)
+        return ran(*self.command(*argv), wait_s=_MINUTES_S)
 
     def ok(self, *argv: str) -> str:
         """A command that must succeed; returns all that it says."""
@@ -66,7 +67,7 @@ class FreshSystem:
     def start(self, *argv: str) -> subprocess.Popen[str]:
         """A command that goes on, in the caller's hands; `close` ends it at the latest."""
         return subprocess.Popen(
-            self._command(argv), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            self.command(*argv), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     def pids(self) -> list[int]:
