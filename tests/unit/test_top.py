@@ -17,15 +17,15 @@ from support.donors.hostile_donor import EVIL, lease, status
 
 from infiniswap import config as configuration
 from infiniswap.cli.main import main
-from infiniswap.cli.status import AskedDonor
-from infiniswap.cli.top.changes import BAD, GOOD, Change, between
 from infiniswap.cli.top.loop import Viewer, pressed, split
-from infiniswap.cli.top.picture import Picture, look
 from infiniswap.cli.top.sections import Column, Section, share_out
 from infiniswap.cli.top.view import COLUMNS_MIN, LINES_MIN, Seen, Window, bar, draw
 from infiniswap.control import messages as m
 from infiniswap.errors import ConfigError
 from infiniswap.units import GIB, MIB, PAGE_BYTES, HostPort
+from infiniswap.watch.asking import AskedDonor
+from infiniswap.watch.changes import BAD, GOOD, Change, between
+from infiniswap.watch.picture import Picture, look
 
 A = HostPort("10.0.0.1", 9400)
 B = HostPort("10.0.0.2", 9400)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from infiniswap.cli.common.leases import CLAIMED, CLAIMED_NOTE, is_any_claimed
-from infiniswap.cli.top.changes import BAD, GOOD
-from infiniswap.cli.top.picture import STALE_S
 from infiniswap.cli.top.sections import Column, Section, share_out
 from infiniswap.control.text import printable
 from infiniswap.units import format_size_short
+from infiniswap.watch.changes import BAD, GOOD
+from infiniswap.watch.leases import CLAIMED, CLAIMED_NOTE, is_any_claimed
+from infiniswap.watch.picture import STALE_S
 
 if TYPE_CHECKING:
-    from infiniswap.cli.common.leases import ListedLease
-    from infiniswap.cli.top.changes import Change
-    from infiniswap.cli.top.picture import Heard, Picture
     from infiniswap.control.messages import Status
+    from infiniswap.watch.changes import Change
+    from infiniswap.watch.leases import ListedLease
+    from infiniswap.watch.picture import Heard, Picture
 
 COLUMNS_MIN: Final = 60
 LINES_MIN: Final = 13
