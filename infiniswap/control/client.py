@@ -156,6 +156,9 @@ class SessionHandler(Protocol):
     async def activity(self, lease: int) -> Mapping[int, float]:
         """Page I/O per second by slot."""
 
+    def figures(self) -> m.DeviceFigures | None:
+        """What the device says of itself, for the donor's status; None: nothing."""
+
     def draining(self, draining: bool) -> None:
         """The donor lends no more slabs, or lends again."""
 
@@ -174,6 +177,10 @@ class QuietHandler:
     async def activity(self, lease: int) -> Mapping[int, float]:
         """Knows of none."""
         return {}
+
+    def figures(self) -> m.DeviceFigures | None:
+        """There is no device."""
+        return None
 
     def draining(self, draining: bool) -> None:
         """Not of interest."""
@@ -453,6 +460,7 @@ def _open_channel(
         return m.ActivityAnswer(
             id=request.id,
             slots=[m.SlotActivity(slot, max(0.0, rate)) for slot, rate in slots.items()],
+            device=handler.figures(),
         )
 
     handlers: dict[type[Struct], Callable[[Any], Awaitable[m.Answer]]] = {

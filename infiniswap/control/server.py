@@ -190,6 +190,7 @@ class ControlServer:
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         async def status() -> web.Response:
+            await self._service.refresh()
             return json_answer(self._service.status())
 
         return await self._proven(request, _READ, status)

@@ -151,15 +151,14 @@ class ServerSession:
             deadline_ms / 1000,
         )
 
-    async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
-        """Page I/O per second by slot.
+    async def activity(self, lease: int, wait_s: float) -> m.ActivityAnswer:
+        """Page I/O per second by slot, and what the device says of itself.
 
         Raises:
             DeadlineError, SessionLostError, RequestRefusedError: the consumer did not say.
         """
         request = m.ActivityRequest(id=self.channel.next_id(), lease=lease)
-        answer = await self.channel.request(request, wait_s)
-        return {entry.slot: entry.pages_per_s for entry in answer.slots}
+        return await self.channel.request(request, wait_s)
 
 
 class Service(Protocol):
@@ -170,6 +169,9 @@ class Service(Protocol):
 
     def status(self) -> m.Status:
         """For GET /v1/status."""
+
+    async def refresh(self) -> None:
+        """Asks devices for what the status says of their slabs, in bounded time."""
 
     def figures(self) -> Figures:
         """For GET /metrics."""
