@@ -27,6 +27,7 @@ from infiniswap.control.explain import (
     cannot_connect,
     errors_explained,
     full,
+    no_page,
     not_a_daemon,
     not_a_donor,
     refused_role,
@@ -50,7 +51,7 @@ from infiniswap.rdma_address import RdmaEnd
 from infiniswap.units import HostPort
 
 BodyT = TypeVar("BodyT")
-NamedT = TypeVar("NamedT", m.Welcome, m.Status, m.DrainInfo)
+NamedT = TypeVar("NamedT", m.Welcome, m.Status, m.DrainInfo, m.PageLink)
 AnswerT = TypeVar("AnswerT", bound=m.Answer)
 
 log = logging.getLogger(__name__)
@@ -622,6 +623,16 @@ async def set_draining(address: HostPort, config: ClientConfig, draining: bool) 
     return await _fetch_proved(address, config, key, "POST", path, m.DrainInfo)
 
 
+async def make_page_link(address: HostPort, config: ClientConfig) -> m.PageLink:
+    """Has a donor let one browser in at its page.
+
+    Raises:
+        NoDonorError, ProtocolMismatchError, WrongSecretError: as for `connect`.
+    """
+    key = None if config.keys is None else config.keys.session
+    return await _fetch_proved(address, config, key, "POST", m.PAGE_LINK_PATH, m.PageLink)
+
+
 async def _fetch_proved(
     address: HostPort,
     config: ClientConfig,
@@ -690,6 +701,8 @@ async def _fetch(
             raise refused_role(address, _said_of(bytes(body)))
         if response.status == 503:
             raise full(address)
+        if response.status == 404 and path == m.PAGE_LINK_PATH:
+            raise no_page(address)
         if response.status != 200:
             raise not_a_daemon(address, f"HTTP status {response.status}")
     try:

@@ -67,6 +67,8 @@ OPENAPI_PATH: Final = "/v1/openapi.json"
 NONCE_PATH: Final = "/v1/nonce"
 DRAIN_PATH: Final = "/v1/drain"
 UNDRAIN_PATH: Final = "/v1/undrain"
+PAGE_LINK_PATH: Final = "/v1/page-link"
+PAGE_PATH: Final = "/ui"
 SUBPROTOCOL: Final = "infiniswap"
 """WebSocket subprotocol: tells a daemon apart from any other WebSocket server."""
 
@@ -602,6 +604,17 @@ class DrainInfo(Struct, frozen=True, kw_only=True):
     draining: bool
     slabs_mapped: Count
     warning: Text = ""
+
+
+class PageLink(Struct, frozen=True, kw_only=True):
+    """Lets one browser in at the page /ui: `link` is good once, for `valid_s` seconds. The browser
+    is shown the certificate whose SHA-256 digest is `certificate`."""
+
+    donor_id: Uuid
+    donor_name: Name
+    link: Hex128
+    valid_s: Count
+    certificate: Hex256
 
 
 class VersionInfo(Struct, frozen=True, kw_only=True):
