@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-before bench-apps chart check lint asan tsan fuzz mutations man site wheel deb deb-lock image release changelog format clean
+.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-before bench-apps chart check lint asan tsan fuzz mutations man site pictures wheel deb deb-lock image release changelog format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make tsan    C tests under ThreadSanitizer"
 	@echo "make fuzz    every fuzzer for FUZZ_SECONDS ($(FUZZ_SECONDS)); findings in build/fuzz/"
 	@echo "make man     writes the manual pages from the parsers and docs/man/"
+	@echo "make pictures  docs/page.png, page-dark.png and top.png, of a cluster that it makes (as root)"
 	@echo "make wheel   a package for x86-64 hosts without a compiler, in build/dist/"
 	@echo "make deb     that, and packages for Debian 12 and 13, in build/dist/"
 	@echo "make image   a container image of the donor, as root, in build/dist/"
@@ -139,6 +140,10 @@ build/site-venv/.stamp: pyproject.toml
 
 site: build/site-venv/.stamp
 	@PYTHONPATH=tools:. build/site-venv/bin/python -m mkdocs --quiet build --strict
+
+# Of both views: a browser's page and a terminal.
+pictures: setup
+	@PYTHONPATH=tools:. $(RUN)/python -m pictures
 
 # Built as `pip install .` does; then the libraries that it links are put into it (docs/adr/0043-wheel.md).
 # A commit gives the same bytes wherever it is built with the same tools: hence the copy, whose modes

@@ -3,8 +3,8 @@
 """Checks that imports and includes point one way, and a few other rules of the house.
 
 Python: rights → errors → units, fields, keys, own_code, code_versions → secret, peers → config →
-policy, control, engine → system → discovery → donor, device → demo, invitation → cli; each may
-import what stands before it, and itself.
+policy, control, engine → system → discovery → watch → ui → donor, device → demo, invitation → cli;
+each may import what stands before it, and itself.
 `policy/` and the message code are pure: no clock, no I/O, no randomness of their own. `testing/` is
 shipped for tests and imported by nothing else. Programs are started in one place (SPAWNERS), which
 gives them nothing that another user may have prepared.
@@ -51,13 +51,15 @@ PYTHON_RANKS = {
     "engine": 4,
     "system": 5,
     "discovery": 6,
-    "donor": 7,
-    "device": 7,
-    "demo": 8,
-    "invitation": 8,
-    "cli": 9,
-    "testing": 9,
-    "__main__": 10,
+    "watch": 7,
+    "ui": 8,
+    "donor": 9,
+    "device": 9,
+    "demo": 10,
+    "invitation": 10,
+    "cli": 11,
+    "testing": 11,
+    "__main__": 12,
 }
 # The rooms of infiniswap.device, each of which imports only those before it; __main__ puts all
 # together.

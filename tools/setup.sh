@@ -73,8 +73,9 @@ have debootstrap || want debootstrap
 # The manual.
 have groff || want groff-base
 have mandoc || want mandoc
-# Views in a terminal.
+# Views in a terminal, and the page in a browser.
 have tmux || want tmux
+have chromium || want chromium
 have zsh || want zsh
 have fish || want fish
 # promtool, which checks metrics and alert rules, comes with the Prometheus server. That is not

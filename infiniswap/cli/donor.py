@@ -17,12 +17,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from infiniswap import config as configuration
-from infiniswap.cli.common import leases
 from infiniswap.cli.common.donors import address_of
+from infiniswap.cli.common.leases import table
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.control.text import printable
 from infiniswap.errors import DeadlineError, InfiniswapError, NoDonorError
 from infiniswap.units import HostPort, format_size_short
+from infiniswap.watch import leases
 
 if TYPE_CHECKING:
     from infiniswap.control.client import ClientConfig
@@ -124,7 +125,7 @@ def _positive(text: str) -> int:
 def _leases(
     address: HostPort, config: configuration.Config, client: ClientConfig, *, as_json: bool
 ) -> None:
-    from infiniswap.cli.status import ask, local_donor
+    from infiniswap.watch.asking import ask, local_donor
 
     (row,) = asyncio.run(ask([address], client, local_donor(config)))
     if row.failure is not None:
@@ -171,7 +172,7 @@ def _print_leases(address: HostPort, status: Status) -> None:
     if not listed:
         say(f"Nobody uses memory of {name}.")
         return
-    console.print(leases.table(f"leases of {printable(name)}", listed, with_donor=False))
+    console.print(table(f"leases of {printable(name)}", listed, with_donor=False))
     if leases.is_any_claimed(listed):
         say(leases.CLAIMED_NOTE)
     if status.leases_left_out:

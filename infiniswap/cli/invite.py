@@ -196,9 +196,9 @@ def _own_daemon(
 ) -> tuple[list[HostPort], int | None]:
     """Where others reach this host's daemon, and its slabs; asks it, as it may have been started
     with other flags than the configuration has."""
-    from infiniswap.cli.status import ask
     from infiniswap.control.access import client_config
     from infiniswap.invitation.offer import is_reachable
+    from infiniswap.watch.asking import ask
 
     if config.cluster.trust_file is None:
         return [], None

@@ -24,7 +24,7 @@ from infiniswap.errors import InfiniswapError, NotFoundError, SystemCallError
 from infiniswap.own_code import check_own_code, trusted_users
 
 _FIRST = (
-    *("daemon", "device", "run", "status", "top", "donor"),
+    *("daemon", "device", "run", "status", "top", "ui", "donor"),
     *("doctor", "init", "invite", "join", "config", "service"),
 )
 _NO_COMMANDS = ("main", "common")

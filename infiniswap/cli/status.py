@@ -6,31 +6,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infiniswap import config as configuration
-from infiniswap.cli.common import leases
 from infiniswap.cli.common.donors import load_with_donors
+from infiniswap.cli.common.leases import table as leases_table
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.discovery.find import Found, find
 from infiniswap.discovery.static import NO_DONOR_MEND
-from infiniswap.errors import (
-    DonorBusyError,
-    InfiniswapError,
-    NoDonorError,
-    ProtocolMismatchError,
-    WrongCertificateError,
-    WrongSecretError,
-)
-from infiniswap.units import HostPort, format_size, format_size_short
+from infiniswap.errors import NoDonorError
+from infiniswap.units import format_size, format_size_short
+from infiniswap.watch import leases
+from infiniswap.watch.asking import AskedDonor, ask, local_donor
 
 if TYPE_CHECKING:
-    from infiniswap.control.client import ClientConfig
     from infiniswap.control.messages import Status
 
 
@@ -54,17 +44,8 @@ _PIPE_COLUMNS = 200
 _UNLIMITED_COLUMNS = 1_000
 _LINES = ("transport_reasons", "degraded", "alarms")
 """Keys of a device that are printed as sentences below the tables."""
-_AT_ONCE_MAX = 256
-"""Donors that are asked at once: each takes a connection and a handshake."""
 _NAMED_MAX = 3
 """Donors, in a sentence."""
-_STATES = (
-    (WrongSecretError, "wrong secret"),
-    (WrongCertificateError, "wrong certificate"),
-    (ProtocolMismatchError, "not a donor"),
-    (DonorBusyError, "busy"),
-)
-"""States of a donor that answered without its status."""
 _STYLES = {"serving": "", "draining": "yellow", "drained": "yellow"}
 _HEADINGS = {
     "on_donors_bytes": "on donors",
@@ -74,28 +55,6 @@ _HEADINGS = {
     "page_in_us_p50": "page-in p50 µs",
     "page_in_us_p99": "page-in p99 µs",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class AskedDonor:
-    """A donor's answer: its status, or the reason why there is none."""
-
-    address: HostPort
-    status: Status | None
-    error: str
-    failure: InfiniswapError | None = None
-
-    @property
-    def state(self) -> str:
-        """In two words at most."""
-        if self.status is not None:
-            if not self.status.draining:
-                return "serving"
-            return "draining" if self.status.pool.slabs_mapped else "drained"
-        for kind, state in _STATES:
-            if isinstance(self.failure, kind):
-                return state
-        return "unreachable"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -130,50 +89,6 @@ def _discovery(found: Found) -> dict[str, Any]:
         "problems": found.problems,
         "ignored": dict(found.ignored),
     }
-
-
-def local_donor(config: configuration.Config) -> tuple[HostPort, Path] | None:
-    """Address and socket of this host's daemon, where that lets every user read its status."""
-    from infiniswap.control.local import local_path
-
-    listen, run_dir = config.daemon.listen, config.daemon.run_dir
-    path = None if run_dir is None else local_path(run_dir, listen)
-    return (listen, path) if path is not None and os.path.exists(path) else None
-
-
-async def ask(
-    addresses: Iterable[HostPort],
-    client: ClientConfig,
-    local: tuple[HostPort, Path] | None = None,
-) -> list[AskedDonor]:
-    """Asks every donor; each takes no longer than `client.connect_s` seconds. Whoever has no keys,
-    or keys of another daemon, asks the daemon of this host by its socket."""
-    from infiniswap.control.client import fetch_status
-    from infiniswap.control.local import fetch_local_status
-
-    async def asked_one(address: HostPort) -> Status:
-        path = local[1] if local is not None and local[0] == address else None
-        if client.keys is not None or client.credentials is not None or path is None:
-            try:
-                return await fetch_status(address, client)
-            except WrongSecretError:
-                if path is None:
-                    raise
-        return await fetch_local_status(path, client.connect_s)
-
-    at_once = asyncio.Semaphore(_AT_ONCE_MAX)
-
-    async def one(address: HostPort) -> AskedDonor:
-        try:
-            async with at_once:
-                return AskedDonor(address, await asked_one(address), "")
-        except InfiniswapError as error:
-            mend = f". {error.mend}" if error.mend else ""
-            return AskedDonor(address, None, error.what + mend, error)
-
-    async with asyncio.TaskGroup() as tasks:
-        asked = [tasks.create_task(one(a), name=f"status of {a}") for a in addresses]
-    return [task.result() for task in asked]
 
 
 def lendable(rows: Sequence[AskedDonor]) -> tuple[int, str]:
@@ -248,7 +163,7 @@ def _print_tables(rows: Sequence[AskedDonor], devices: Sequence[Mapping[str, Any
         one for row in rows if row.status is not None for one in leases.of_status(row.status)
     )
     if listed:
-        console.print(leases.table("leases", listed, with_donor=True))
+        console.print(leases_table("leases", listed, with_donor=True))
         if leases.is_any_claimed(listed):
             say(leases.CLAIMED_NOTE)
     for table in _device_tables(devices, console) if devices else ():

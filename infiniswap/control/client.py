@@ -27,6 +27,7 @@ from infiniswap.control.explain import (
     cannot_connect,
     errors_explained,
     full,
+    no_page,
     not_a_daemon,
     not_a_donor,
     refused_role,
@@ -50,7 +51,7 @@ from infiniswap.rdma_address import RdmaEnd
 from infiniswap.units import HostPort
 
 BodyT = TypeVar("BodyT")
-NamedT = TypeVar("NamedT", m.Welcome, m.Status, m.DrainInfo)
+NamedT = TypeVar("NamedT", m.Welcome, m.Status, m.DrainInfo, m.PageLink)
 AnswerT = TypeVar("AnswerT", bound=m.Answer)
 
 log = logging.getLogger(__name__)
@@ -156,6 +157,9 @@ class SessionHandler(Protocol):
     async def activity(self, lease: int) -> Mapping[int, float]:
         """Page I/O per second by slot."""
 
+    def figures(self) -> m.DeviceFigures | None:
+        """What the device says of itself, for the donor's status; None: nothing."""
+
     def draining(self, draining: bool) -> None:
         """The donor lends no more slabs, or lends again."""
 
@@ -174,6 +178,10 @@ class QuietHandler:
     async def activity(self, lease: int) -> Mapping[int, float]:
         """Knows of none."""
         return {}
+
+    def figures(self) -> m.DeviceFigures | None:
+        """There is no device."""
+        return None
 
     def draining(self, draining: bool) -> None:
         """Not of interest."""
@@ -453,6 +461,7 @@ def _open_channel(
         return m.ActivityAnswer(
             id=request.id,
             slots=[m.SlotActivity(slot, max(0.0, rate)) for slot, rate in slots.items()],
+            device=handler.figures(),
         )
 
     handlers: dict[type[Struct], Callable[[Any], Awaitable[m.Answer]]] = {
@@ -614,6 +623,16 @@ async def set_draining(address: HostPort, config: ClientConfig, draining: bool) 
     return await _fetch_proved(address, config, key, "POST", path, m.DrainInfo)
 
 
+async def make_page_link(address: HostPort, config: ClientConfig) -> m.PageLink:
+    """Has a donor let one browser in at its page.
+
+    Raises:
+        NoDonorError, ProtocolMismatchError, WrongSecretError: as for `connect`.
+    """
+    key = None if config.keys is None else config.keys.session
+    return await _fetch_proved(address, config, key, "POST", m.PAGE_LINK_PATH, m.PageLink)
+
+
 async def _fetch_proved(
     address: HostPort,
     config: ClientConfig,
@@ -682,6 +701,8 @@ async def _fetch(
             raise refused_role(address, _said_of(bytes(body)))
         if response.status == 503:
             raise full(address)
+        if response.status == 404 and path == m.PAGE_LINK_PATH:
+            raise no_page(address)
         if response.status != 200:
             raise not_a_daemon(address, f"HTTP status {response.status}")
     try:

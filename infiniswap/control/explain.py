@@ -201,6 +201,15 @@ def not_a_daemon(address: HostPort, detail: str) -> ProtocolMismatchError:
     )
 
 
+def no_page(address: HostPort) -> ProtocolMismatchError:
+    """The daemon is of a release that serves no page."""
+    return ProtocolMismatchError(
+        "this daemon is of an earlier release, which has no page",
+        where=f"donor {address}",
+        mend="Name a donor with this release, or upgrade that one.",
+    )
+
+
 def not_tls(address: HostPort) -> ProtocolMismatchError:
     """The service that answered does not speak TLS as a donor does."""
     return ProtocolMismatchError(

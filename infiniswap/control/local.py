@@ -71,6 +71,7 @@ class LocalPort:
                 path.parent.parent.rmdir()
 
     async def _status(self, _request: web.Request) -> web.Response:
+        await self._service.refresh()
         return json_answer(self._service.status())
 
     async def _version(self, _request: web.Request) -> web.Response:

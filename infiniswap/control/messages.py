@@ -67,6 +67,8 @@ OPENAPI_PATH: Final = "/v1/openapi.json"
 NONCE_PATH: Final = "/v1/nonce"
 DRAIN_PATH: Final = "/v1/drain"
 UNDRAIN_PATH: Final = "/v1/undrain"
+PAGE_LINK_PATH: Final = "/v1/page-link"
+PAGE_PATH: Final = "/ui"
 SUBPROTOCOL: Final = "infiniswap"
 """WebSocket subprotocol: tells a daemon apart from any other WebSocket server."""
 
@@ -449,10 +451,32 @@ class SlotActivity(Struct, frozen=True, array_like=True):
     pages_per_s: Rate
 
 
-class ActivityAnswer(Answer, frozen=True, tag="activity_answer"):
-    """Slots that are left out are unknown."""
+class DeviceFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a device says of itself, for tables. Nobody checks it.
+
+    Pages are those since its process began, `uptime_s` ago. `slabs` is how many it has in all;
+    `suspended`: of those that have a donor, how many it cannot reach now. `page_in_us_*`: latency
+    of its page-ins in the last seconds; null: there were none. `alarms`: how many it raises.
+    """
+
+    uptime_s: Annotated[float, Meta(ge=0.0)]
+    size_bytes: U53
+    slabs: Count
+    suspended: Count = 0
+    in_donors_pages: U53 = 0
+    in_disk_pages: U53 = 0
+    out_pages: U53 = 0
+    page_in_us_p50: Rate | None = None
+    page_in_us_p99: Rate | None = None
+    alarms: Count = 0
+
+
+class ActivityAnswer(Answer, frozen=True, tag="activity_answer", omit_defaults=True):
+    """Slots that are left out are unknown. Older devices say nothing of themselves, and older
+    donors ignore it."""
 
     slots: Annotated[list[SlotActivity], Meta(max_length=SLOTS_MAX)]
+    device: DeviceFigures | None = None
 
 
 class ActivityRequest(DonorRequest[ActivityAnswer], frozen=True, tag="activity"):
@@ -495,6 +519,14 @@ class MemoryStatus(Struct, frozen=True, kw_only=True):
     cache_bytes: U53 = 0
 
 
+class SlabUse(Struct, frozen=True, array_like=True):
+    """One slab of a lease: the device's own number of it, and its page I/O per second as the device
+    says; null: it has not said."""
+
+    slab: Count
+    pages_per_s: Rate | None
+
+
 class LeaseStatus(Struct, frozen=True, kw_only=True):
     """One lease; `state` is "active", "grace" or "expired".
 
@@ -503,7 +535,9 @@ class LeaseStatus(Struct, frozen=True, kw_only=True):
     `job`, `user`, `uid`, `tenant`: as in LeaseUse, all claimed. `granted_unix_s`: when it was
     granted; null where an older daemon has granted it. `transport`: "rdma", "tcp" or, without a
     data connection, empty. `pages_per_s`: average of pages read and written; null where pages
-    travel by RDMA, which this host does not see, and from older daemons.
+    travel by RDMA, which this host does not see, and from older daemons. `slabs`: those it holds;
+    empty where the donor lends too many to list them, and from older daemons. `device`: null where
+    the device does not say, or cannot be asked now.
     """
 
     lease: U53
@@ -527,6 +561,8 @@ class LeaseStatus(Struct, frozen=True, kw_only=True):
     granted_unix_s: Annotated[float, Meta(ge=0.0)] | None = None
     transport: Label = ""
     pages_per_s: Rate | None = None
+    slabs: Annotated[list[SlabUse], Meta(max_length=SLOTS_MAX)] = []
+    device: DeviceFigures | None = None
 
 
 class Status(Struct, frozen=True, kw_only=True):
@@ -568,6 +604,17 @@ class DrainInfo(Struct, frozen=True, kw_only=True):
     draining: bool
     slabs_mapped: Count
     warning: Text = ""
+
+
+class PageLink(Struct, frozen=True, kw_only=True):
+    """Lets one browser in at the page /ui: `link` is good once, for `valid_s` seconds. The browser
+    is shown the certificate whose SHA-256 digest is `certificate`."""
+
+    donor_id: Uuid
+    donor_name: Name
+    link: Hex128
+    valid_s: Count
+    certificate: Hex256
 
 
 class VersionInfo(Struct, frozen=True, kw_only=True):

@@ -172,6 +172,13 @@ def _paths() -> dict[str, dict[str, Operation]]:
             "drain", "Takes every slab back, lends none", m.DrainInfo, _CLOSED, security=_PROVEN
         ),
         m.UNDRAIN_PATH: Operation("undrain", "Lends again", m.DrainInfo, _CLOSED, security=_PROVEN),
+        m.PAGE_LINK_PATH: Operation(
+            "pageLink",
+            "A link that lets one browser in at the page /ui",
+            m.PageLink,
+            _CLOSED,
+            security=_PROVEN,
+        ),
     }
     return {
         **{path: {"get": operation} for path, operation in paths.items()},

@@ -95,6 +95,8 @@ class HttpPort:
     ) -> None:
         self._limits = limits
         self._counters = counters
+        self.page_paths: tuple[str, ...] = ()
+        """Below these a browser's pages may ask (Origin); who serves them looks at that."""
         self._app = web.Application(middlewares=[self._guard], client_max_size=_BODY_BYTES_MAX)
         self._gate = Gate(
             self._protocol,
@@ -212,11 +214,16 @@ class HttpPort:
         server = None if self._runner is None else self._runner.server
         return None if server is None else server()
 
+    def _is_of_page(self, request: web.Request) -> bool:
+        """By the route: a path may be written in many ways."""
+        resource = request.match_info.route.resource
+        return resource is not None and resource.canonical.startswith(self.page_paths)
+
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Middleware: marks the connection as used; keeps web pages out."""
         self._gate.asked(request.protocol)
-        if "Origin" in request.headers:
+        if "Origin" in request.headers and not self._is_of_page(request):
             # A page in a browser on this host could otherwise use the loopback port.
             return error_answer(403, "browsers are not served")
         try:

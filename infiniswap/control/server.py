@@ -35,11 +35,12 @@ from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.handshake import Handshakes, PeerLog, known
 from infiniswap.control.http import web
 from infiniswap.control.openapi import document
+from infiniswap.control.page_routes import add_page, new_link
 from infiniswap.control.peer import host_of, peer_of
 from infiniswap.control.port import HttpPort, PortLimits, error_answer, json_answer
 from infiniswap.control.roles import Role
 from infiniswap.control.scrape import READERS, UNAUTHORIZED, answer, may_scrape
-from infiniswap.control.service import ServerConfig, ServerSession, Service
+from infiniswap.control.service import Page, ServerConfig, ServerSession, Service
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import RequestRefusedError
 from infiniswap.keys import Keys
@@ -103,6 +104,17 @@ class ControlServer:
         router.add_get(m.NONCE_PATH, self._nonce)
         router.add_get(m.OPENAPI_PATH, self._openapi)
         router.add_get(METRICS_PATH, self._metrics)
+
+    def add_page(self, page: Page) -> None:
+        """Serves a page to browsers as well. Before the start."""
+
+        async def link(request: web.Request) -> web.StreamResponse:
+            """Whoever may read the status may have a browser read it."""
+            made = new_link(page, self._service, self._config.tls.digest)
+            return await self._proven(request, _READ, made)
+
+        add_page(self._port, page, self._admission, self.counters)
+        self._port.router.add_post(m.PAGE_LINK_PATH, link)
 
     @property
     def sessions(self) -> tuple[ServerSession, ...]:
@@ -190,6 +202,7 @@ class ControlServer:
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
         async def status() -> web.Response:
+            await self._service.refresh()
             return json_answer(self._service.status())
 
         return await self._proven(request, _READ, status)

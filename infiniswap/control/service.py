@@ -15,6 +15,7 @@ from infiniswap.control.admission import Proved
 from infiniswap.control.channel import Channel, Ended, Limits
 from infiniswap.control.figures import Figures
 from infiniswap.control.handshake_rate import OF_STRANGERS, PER_HOST
+from infiniswap.control.http import web
 from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.peer import consumer_of
 from infiniswap.control.rate import Rate
@@ -151,15 +152,14 @@ class ServerSession:
             deadline_ms / 1000,
         )
 
-    async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
-        """Page I/O per second by slot.
+    async def activity(self, lease: int, wait_s: float) -> m.ActivityAnswer:
+        """Page I/O per second by slot, and what the device says of itself.
 
         Raises:
             DeadlineError, SessionLostError, RequestRefusedError: the consumer did not say.
         """
         request = m.ActivityRequest(id=self.channel.next_id(), lease=lease)
-        answer = await self.channel.request(request, wait_s)
-        return {entry.slot: entry.pages_per_s for entry in answer.slots}
+        return await self.channel.request(request, wait_s)
 
 
 class Service(Protocol):
@@ -170,6 +170,9 @@ class Service(Protocol):
 
     def status(self) -> m.Status:
         """For GET /v1/status."""
+
+    async def refresh(self) -> None:
+        """Asks devices for what the status says of their slabs, in bounded time."""
 
     def figures(self) -> Figures:
         """For GET /metrics."""
@@ -185,3 +188,32 @@ class Service(Protocol):
 
     async def handle(self, session: ServerSession, request: Any) -> msgspec.Struct:
         """Carries a ConsumerRequest out; raises RequestRefusedError to refuse it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What TLS has told of a browser.
+
+    Attributes:
+        is_proved: it has shown a certificate with a role that may read.
+        why: it may not, where the cluster has certificates.
+    """
+
+    is_proved: bool = False
+    why: str = ""
+
+
+class Page(Protocol):
+    """The page for browsers (infiniswap.ui)."""
+
+    def make_link(self) -> tuple[str, int]:
+        """A link for one browser, and for how many seconds it is good."""
+
+    async def moved(self, request: web.Request) -> web.StreamResponse:
+        """For GET /ui."""
+
+    async def file(self, request: web.Request) -> web.StreamResponse:
+        """For GET /ui/NAME."""
+
+    async def live(self, request: web.Request, admitted: Admitted) -> web.StreamResponse:
+        """For the WebSocket /ui/live."""

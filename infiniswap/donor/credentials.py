@@ -7,7 +7,7 @@ import asyncio
 import time
 
 from infiniswap.config import Config
-from infiniswap.control.pki import LOOK_S, CertificateWatch, check_date
+from infiniswap.control.pki import LOOK_S, CertificateWatch, Credentials, check_date
 from infiniswap.control.roles import Role
 from infiniswap.control.server import ControlServer
 from infiniswap.control.tls import ServerTls
@@ -35,6 +35,11 @@ class DonorCredentials:
         found = self._watch.now.server
         assert found is not None, "it was loaded for a donor"
         return found
+
+    @property
+    def client(self) -> Credentials:
+        """What this host shows other donors."""
+        return self._watch.now
 
     async def look(self, server: ControlServer, *, at_once: bool = False) -> tuple[str, ...]:
         """Takes files over that have changed, and ends sessions whose certificates no longer count.

@@ -57,7 +57,8 @@ class LentSlabs:
         session = self.sessions.owner_of(lease)
         if session is None:
             raise NotFoundError(f"the device of lease {lease} is not connected")
-        return await session.activity(lease, wait_s)
+        answer = await session.activity(lease, wait_s)
+        return {entry.slot: entry.pages_per_s for entry in answer.slots}
 
     async def evict(self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0) -> bool:
         """Takes a slab back: asks its owner for DONE, and fences the slab without it after the

@@ -113,6 +113,7 @@ _SERVER_ERRORS: Final = (
     "http_errors",
     "http_unauthorized",
     "log_lines_suppressed",
+    "pages_refused",
     "protocol_errors",
     "secret_errors",
     "sessions_refused",

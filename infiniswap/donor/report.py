@@ -10,6 +10,7 @@ from msgspec import structs
 
 from infiniswap import __version__
 from infiniswap.control import messages as m
+from infiniswap.donor.heat import SLABS_LISTED_MAX
 from infiniswap.donor.leases import GrantedLease
 from infiniswap.engine.store import LeaseStats, Store
 from infiniswap.errors import EngineError
@@ -80,7 +81,7 @@ class DonorSnapshot:
                 used_share=harvester.used_share(),
                 cache_bytes=harvester.cache_bytes,
             ),
-            leases=[_lease_status(donor.store, lease) for lease in donor.table.leases()],
+            leases=_leases(donor),
             counters={
                 **{name: value for name, value in stats.items() if not name.startswith("slabs_")},
                 **self.service,
@@ -102,6 +103,19 @@ def fitting(status: m.Status) -> m.Status:
         kept.add(lease.lease)
     leases = [lease for lease in status.leases if lease.lease in kept]
     return structs.replace(status, leases=leases, leases_left_out=len(status.leases) - len(leases))
+
+
+def _leases(donor: DonorService) -> list[m.LeaseStatus]:
+    leases = donor.table.leases()
+    is_listed = sum(len(lease.slots) for lease in leases) <= SLABS_LISTED_MAX
+    return [
+        structs.replace(
+            _lease_status(donor.store, lease),
+            slabs=donor.heat.slabs(lease) if is_listed else [],
+            device=donor.heat.said(lease.lease).device,
+        )
+        for lease in leases
+    ]
 
 
 def _lease_status(store: Store, lease: GrantedLease) -> m.LeaseStatus:

@@ -43,6 +43,7 @@ from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.home import Home, NoHome, Release, make_run_dir, open_home
 from infiniswap.donor.identity import DonorIdentity, make_identity
 from infiniswap.donor.memory import MemorySource
+from infiniswap.donor.page import make_page
 from infiniswap.donor.pool_limits import pool_limits, pool_note
 from infiniswap.donor.reload import Reloader
 from infiniswap.donor.service import DonorService
@@ -217,9 +218,12 @@ async def _start(
     _restore(service, store, home, clock())
     server = ControlServer(service, control)
     service.server_counters = server.counters
+    page = await make_page(service, server, control.keys, credentials)
+    server.add_page(page)
     service.data_port = _listen_data(store, daemon.listen.host, daemon.data_port)
     service.control_port = await server.start(daemon.listen)
     stack.push_async_callback(_say_goodbye, server, service, home, control.stop_s)
+    stack.push_async_callback(page.stop)
     await _serve_local(stack, config, service, server)
     _log_start(config, service, limits)
     if note := pool_note(limits, figures):

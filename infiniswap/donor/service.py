@@ -26,6 +26,7 @@ from infiniswap.donor.drain import Drain, drain_path
 from infiniswap.donor.evict import Evictor, eviction_config
 from infiniswap.donor.expiry import LeaseExpiry
 from infiniswap.donor.harvest import Harvester
+from infiniswap.donor.heat import Heat
 from infiniswap.donor.identity import DonorIdentity
 from infiniswap.donor.lease_work import LeaseWork
 from infiniswap.donor.leases import LeaseTable, consumer_leases
@@ -97,6 +98,7 @@ class DonorService:
         )
         self.work = work = LeaseWork(table, executor)
         self.sessions = Sessions(table, clock)
+        self.heat = Heat(table, self.sessions, clock)
         self.lent = LentSlabs(table, self.sessions, store, work, counters)
         self.evictor = Evictor(self.lent, eviction_config(config), rng or Random(), clock, counters)
         self.drain = Drain(
@@ -195,6 +197,10 @@ class DonorService:
     def status(self) -> m.Status:
         """See Service."""
         return fitting(DonorSnapshot(self).status)
+
+    async def refresh(self) -> None:
+        """See Service."""
+        await self.heat.refresh()
 
     def figures(self) -> Figures:
         """See Service."""

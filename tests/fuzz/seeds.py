@@ -140,7 +140,11 @@ def control() -> Iterator[bytes]:
         m.MapRequest(id=2, lease=1, slab=1, ahead=True),
         m.KeepRequest(id=2, lease=1, slot=0, generation=1),
         m.RenewRequest(id=3, lease=1, reclaim="0" * 32, epoch=1),
-        m.ActivityAnswer(id=4, slots=[m.SlotActivity(slot=0, pages_per_s=1.5)]),
+        m.ActivityAnswer(
+            id=4,
+            slots=[m.SlotActivity(slot=0, pages_per_s=1.5)],
+            device=m.DeviceFigures(uptime_s=1.5, size_bytes=1 << 30, slabs=1, page_in_us_p50=40.0),
+        ),
         m.Goodbye(reason="done", detail="x"),
     )
     to_consumer: tuple[m.Message, ...] = (

@@ -15,6 +15,7 @@ NEEDS = {
     for name in ("root", "native", "fuse", "loop", "memcg", "swap", "netns")
 } | {
     "virtual machines": pytest.mark.requires_tool("qemu-system-x86_64", "busybox", "nbd-client"),
+    "a browser": pytest.mark.requires_tool("chromium"),
     "userspace clients": pytest.mark.requires_tool(
         "nbdinfo", "nbdcopy", "nbdsh", "qemu-io", "fio", "mkfs.ext4"
     ),

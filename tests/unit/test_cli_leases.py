@@ -10,10 +10,11 @@ import pytest
 from support.donors.hostile_donor import EVIL, lease, status
 
 from infiniswap.cli import donor as command
-from infiniswap.cli.common import leases
-from infiniswap.cli.status import AskedDonor, _print_tables
+from infiniswap.cli.status import _print_tables
 from infiniswap.control import messages as m
 from infiniswap.units import GIB, HostPort
+from infiniswap.watch import leases
+from infiniswap.watch.asking import AskedDonor
 
 ADDRESS = HostPort("10.0.0.1", 9400)
 

@@ -71,7 +71,7 @@ def test_an_error_is_one_paragraph_and_its_exit_code(
         ("stauts", "there is no command 'stauts'. The nearest one is status. See `infiniswap --he"),
         ("device lsit", "device: there is no action 'lsit'. The nearest one is list. See `infinis"),
         ("device", "device: the action is missing. There are start, list, show, stop, reload, res"),
-        ("", "the command is missing. There are daemon, device, run, status, top, donor, doc"),
+        ("", "the command is missing. There are daemon, device, run, status, top, ui, donor, doc"),
     ],
 )
 def test_the_first_mistake_in_reading_order_is_told_with_what_was_meant(

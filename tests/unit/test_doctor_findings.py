@@ -24,7 +24,6 @@ from infiniswap.cli.doctor import donors as donor_findings
 from infiniswap.cli.doctor import host as host_findings
 from infiniswap.cli.doctor import swap as swap_findings
 from infiniswap.cli.doctor.finding import MISSING, OK, WARN, Finding, guarded
-from infiniswap.cli.status import AskedDonor
 from infiniswap.config import Config
 from infiniswap.control import messages as m
 from infiniswap.device.cleanup import leftovers
@@ -37,6 +36,7 @@ from infiniswap.system.keep_awake import CpuLatencyRequest
 from infiniswap.system.swap import SwapArea
 from infiniswap.system.tpm import Tpm
 from infiniswap.units import GIB, HostPort
+from infiniswap.watch.asking import AskedDonor
 
 SWAPS = "Filename\tType\tSize\tUsed\tPriority\n"
 

@@ -65,7 +65,7 @@ def test_every_count_of_a_device_is_exported(project_root: Path) -> None:
 
 def test_every_counter_of_the_daemon_is_exported(project_root: Path) -> None:
     counted: set[str] = set()
-    for part in ("donor", "control", "system/clock.py"):
+    for part in ("donor", "control", "ui", "system/clock.py"):
         path = project_root / "infiniswap" / part
         for file in [path] if path.is_file() else path.rglob("*.py"):
             counted |= set(re.findall(_COUNTED, file.read_text()))

@@ -52,9 +52,25 @@ def _described(document: dict[str, Any]) -> set[tuple[str, str]]:
     return {(method, path) for path, methods in document["paths"].items() for method in methods}
 
 
+class _Page:
+    def make_link(self) -> tuple[str, int]:
+        raise NotImplementedError
+
+    async def moved(self, request: Any) -> Any: ...
+
+    async def file(self, request: Any) -> Any: ...
+
+    async def live(self, request: Any, admitted: Any) -> Any: ...
+
+
 def test_each_document_has_every_route_of_its_process_and_no_other() -> None:
     server = ControlServer(None, ServerConfig(NO_TLS, KeyRing(derive(b"x"), None, lambda: 0.0)))  # type: ignore[arg-type]
-    assert _described(DOCUMENTS["daemon"]) == _routes(server._port.router)
+    server.add_page(_Page())
+    routes = _routes(server._port.router)
+    # The page's own are for its own files.
+    assert _described(DOCUMENTS["daemon"]) == {
+        (method, path) for method, path in routes if not path.startswith(m.PAGE_PATH)
+    }
     app = application(None)  # type: ignore[arg-type]
     assert _described(DOCUMENTS["device"]) == _routes(app.router)
 

@@ -11,13 +11,14 @@ import pytest
 from support.devices.device_status import donor_row
 from support.donors.hostile_donor import status
 
-from infiniswap.cli.status import AskedDonor, _print_tables, as_json, lendable
+from infiniswap.cli.status import _print_tables, as_json, lendable
 from infiniswap.control import explain
 from infiniswap.control import messages as m
 from infiniswap.device import api
 from infiniswap.device.control.listing import transport_reasons, transports
 from infiniswap.errors import InfiniswapError, NoDonorError, WrongSecretError
 from infiniswap.units import GIB, MIB, HostPort
+from infiniswap.watch.asking import AskedDonor
 
 ADDRESS = HostPort("10.0.0.1", 9400)
 

@@ -17,15 +17,15 @@ from support.donors.hostile_donor import EVIL, lease, status
 
 from infiniswap import config as configuration
 from infiniswap.cli.main import main
-from infiniswap.cli.status import AskedDonor
-from infiniswap.cli.top.changes import BAD, GOOD, Change, between
 from infiniswap.cli.top.loop import Viewer, pressed, split
-from infiniswap.cli.top.picture import Picture, look
 from infiniswap.cli.top.sections import Column, Section, share_out
 from infiniswap.cli.top.view import COLUMNS_MIN, LINES_MIN, Seen, Window, bar, draw
 from infiniswap.control import messages as m
 from infiniswap.errors import ConfigError
 from infiniswap.units import GIB, MIB, PAGE_BYTES, HostPort
+from infiniswap.watch.asking import AskedDonor
+from infiniswap.watch.changes import BAD, GOOD, Change, between
+from infiniswap.watch.picture import Picture, look
 
 A = HostPort("10.0.0.1", 9400)
 B = HostPort("10.0.0.2", 9400)
@@ -190,11 +190,13 @@ def test_a_bar_is_as_long_as_the_memory() -> None:
         fields = {f"memory__{key}": value for key, value in memory.items()}
         return bar(msgspec.convert(status(pool__slabs_mapped=8, **fields), m.Status))
 
-    # 64 GiB in 16 characters: 24 used, of these 8 cache; 8 lent, 32 available, of these 8 headroom.
-    assert of(cache_bytes=8 * GIB) == "####cc==......--"
-    assert of(available_bytes=4 * GIB) == "#############==-"
-    assert of(available_bytes=0) == "##############=="
-    assert of(headroom_bytes=64 * GIB, available_bytes=32 * GIB) == "######==--------"
+    # 64 GiB in 16 characters: 20 used, 8 lent, 4 in the pool, 32 available, of these 8 cache in use
+    # and 8 headroom.
+    assert of(cache_bytes=8 * GIB) == "#####cc==.....--"
+    assert of(available_bytes=4 * GIB) == "############==.-"
+    assert of(available_bytes=0) == "#############==."
+    assert of(headroom_bytes=64 * GIB, available_bytes=32 * GIB) == "#####==.--------"
+    assert of(cache_bytes=64 * GIB, available_bytes=4 * GIB) == "############c==."
 
 
 @given(

@@ -68,7 +68,7 @@ function _shtab__infiniswap_using
   test "$_shtab__infiniswap_cmdpath" = "$argv"
 end
 
-set -g _shtab__infiniswap_commands daemon device 'device start' 'device list' 'device show' 'device stop' 'device reload' 'device restart' 'device remove' run status top donor 'donor leases' 'donor drain' 'donor undrain' 'donor ticket' doctor init invite join config 'config check' service 'service install' 'service uninstall' demo
+set -g _shtab__infiniswap_commands daemon device 'device start' 'device list' 'device show' 'device stop' 'device reload' 'device restart' 'device remove' run status top ui donor 'donor leases' 'donor drain' 'donor undrain' 'donor ticket' doctor init invite join config 'config check' service 'service install' 'service uninstall' demo
 set -g _shtab__infiniswap_opts_with_value --after --authority --backup --certificate --config --connections --copies --data-port --days --device --dir --donor --donors --frontend --headroom --host --json --listen --local --memory-cgroup --metrics-listen --name --peers --pool --prepare --priority --ready-file --role --root --secret --secret-file --session-key --size --slab --slabs --staging --summary-json --tenant --transport
 
 complete -c infiniswap -e
@@ -171,6 +171,11 @@ complete -c infiniswap -n '_shtab__infiniswap_using top' -s h -l help -d 'show t
 complete -c infiniswap -n '_shtab__infiniswap_using top' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file (TOML)'
 complete -c infiniswap -n '_shtab__infiniswap_using top' -l secret-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the cluster secret (mode 0600)'
 complete -c infiniswap -n '_shtab__infiniswap_using top' -l donors -xka "(_infiniswap_donors)" -d 'watch only these donors, by address or name (default: those configured or announced)'
+complete -c infiniswap -n '_shtab__infiniswap_using; and test $_shtab__infiniswap_npos -eq 0' -a ui -d 'print a link to a daemon'"'"'s page, for a browser'
+complete -c infiniswap -n '_shtab__infiniswap_using ui' -s h -l help -d 'show this help message and exit'
+complete -c infiniswap -n '_shtab__infiniswap_using ui' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file (TOML)'
+complete -c infiniswap -n '_shtab__infiniswap_using ui' -l secret-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the cluster secret (mode 0600)'
+complete -c infiniswap -n '_shtab__infiniswap_using ui; and test $_shtab__infiniswap_npos -eq 0' -ka "(_infiniswap_donors)" -d 'name or control address of the daemon that serves the page (default: the daemon of this host)'
 complete -c infiniswap -n '_shtab__infiniswap_using; and test $_shtab__infiniswap_npos -eq 0' -a donor -d 'show who uses a donor'"'"'s memory, drain it before maintenance, open it to NBD programs'
 complete -c infiniswap -n '_shtab__infiniswap_using donor' -s h -l help -d 'show this help message and exit'
 complete -c infiniswap -n '_shtab__infiniswap_using donor; and test $_shtab__infiniswap_npos -eq 0' -a leases -d 'show who uses a donor'"'"'s memory'

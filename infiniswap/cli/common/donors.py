@@ -175,9 +175,9 @@ def addresses_of(
 
 def _ask(config: Config, *, own: bool) -> tuple[list[KnownDonor], list[HostPort]]:
     """The donors that say their names, and those that do not answer."""
-    from infiniswap.cli.status import ask, local_donor
     from infiniswap.control.access import client_config
     from infiniswap.discovery.find import find
+    from infiniswap.watch.asking import ask, local_donor
 
     found = find(config)
     announced = [

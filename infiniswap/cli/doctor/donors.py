@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from infiniswap.cli.doctor import broker
 from infiniswap.cli.doctor.finding import Finding, degraded, good
-from infiniswap.cli.status import AskedDonor, ask, local_donor
 from infiniswap.config import Config
 from infiniswap.discovery.find import find
 from infiniswap.secret import CertificateFiles, check_listen_secret
 from infiniswap.units import format_size, format_size_short
+from infiniswap.watch.asking import AskedDonor, ask, local_donor
 
 
 def secret(config: Config) -> Iterator[Finding]:

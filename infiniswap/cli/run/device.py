@@ -199,8 +199,9 @@ def _disk_choice(backup: str | None) -> dict[str, int]:
 
 async def _lendable(config: configuration.Config, donors: tuple[HostPort, ...]) -> tuple[int, str]:
     """Bytes, and why some donors lend nothing."""
-    from infiniswap.cli.status import ask, lendable
+    from infiniswap.cli.status import lendable
     from infiniswap.control.access import client_config
+    from infiniswap.watch.asking import ask
 
     return lendable(await ask(donors, client_config(config, config.cluster.ask_s)))
 

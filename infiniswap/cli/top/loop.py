@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console, Group
 from rich.live import Live
 
-from infiniswap.cli.status import ask, local_donor
-from infiniswap.cli.top.changes import between
-from infiniswap.cli.top.picture import Picture, look
 from infiniswap.cli.top.view import SECTIONS, Seen, Window, draw, last_row
 from infiniswap.control.access import client_config
 from infiniswap.device.control.listing import local_devices
 from infiniswap.discovery.find import Found, find
 from infiniswap.errors import InfiniswapError
+from infiniswap.watch.asking import ask, local_donor
+from infiniswap.watch.changes import between
+from infiniswap.watch.picture import Picture, look
 
 if TYPE_CHECKING:
-    from infiniswap.cli.status import AskedDonor
     from infiniswap.config import Config
+    from infiniswap.watch.asking import AskedDonor
 
 LOOK_S: Final = 2.0
 """Between two looks; an answer takes a donor a few ms."""

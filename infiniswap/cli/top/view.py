@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from infiniswap.cli.common.leases import CLAIMED, CLAIMED_NOTE, is_any_claimed
-from infiniswap.cli.top.changes import BAD, GOOD
-from infiniswap.cli.top.picture import STALE_S
 from infiniswap.cli.top.sections import Column, Section, share_out
 from infiniswap.control.text import printable
 from infiniswap.units import format_size_short
+from infiniswap.watch.changes import BAD, GOOD
+from infiniswap.watch.leases import CLAIMED, CLAIMED_NOTE, is_any_claimed
+from infiniswap.watch.memory_parts import memory_parts
+from infiniswap.watch.picture import STALE_S
 
 if TYPE_CHECKING:
-    from infiniswap.cli.common.leases import ListedLease
-    from infiniswap.cli.top.changes import Change
-    from infiniswap.cli.top.picture import Heard, Picture
     from infiniswap.control.messages import Status
+    from infiniswap.watch.changes import Change
+    from infiniswap.watch.leases import ListedLease
+    from infiniswap.watch.picture import Heard, Picture
 
 COLUMNS_MIN: Final = 60
 LINES_MIN: Final = 13
@@ -139,23 +140,19 @@ def _lent(status: Status) -> int:
 
 
 def bar(status: Status, cells: int = _BAR_CELLS) -> str:
-    """A donor's memory as characters: each stands for total / cells bytes.
-
-    What others use and what is lent fill it from the left, the headroom from the right; where both
-    meet, use wins, so a donor that is short of memory shows less headroom.
-    """
-    memory, total = status.memory, max(1, status.memory.total_bytes)
-    lent = _lent(status)
-    used = max(0, total - memory.available_bytes - lent)
-    cache = min(memory.cache_bytes, used)
-
-    def upto(count_bytes: int) -> int:
-        return max(0, min(cells, round(count_bytes / total * cells)))
-
-    ends = [upto(used - cache), upto(used), upto(used + lent)]
-    drawn = _OWN * ends[0] + _CACHE * (ends[1] - ends[0]) + _LENT * (ends[2] - ends[1])
-    headroom = min(upto(memory.headroom_bytes), cells - len(drawn))
-    return drawn + _FREE * (cells - len(drawn) - headroom) + _HEADROOM * headroom
+    """A donor's memory as characters: each stands for total / cells bytes."""
+    parts, total = memory_parts(status), max(1, status.memory.total_bytes)
+    drawn, upto_bytes = "", 0
+    for sign, size_bytes in (
+        (_OWN, parts["own"]),
+        (_CACHE, parts["cache"]),
+        (_LENT, parts["lent"]),
+        (_FREE, parts["pool"] + parts["free"]),
+        (_HEADROOM, parts["headroom"]),
+    ):
+        upto_bytes += size_bytes
+        drawn += sign * (min(cells, round(upto_bytes / total * cells)) - len(drawn))
+    return drawn.ljust(cells, _FREE)
 
 
 def donors(picture: Picture) -> Section:

@@ -18,6 +18,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 from infiniswap.control.channel import Ended
+from infiniswap.control.messages import DeviceFigures
 from infiniswap.device.donors.connections import Connections
 from infiniswap.device.donors.link_types import LinkConfig, SlabKeeper
 from infiniswap.device.donors.mapped import MappedSlabs
@@ -174,6 +175,10 @@ class DonorLink:
     async def activity(self, lease: int) -> Mapping[int, float]:
         """See SessionHandler."""
         return self.slabs.activity() if self._is_ours(lease) else {}
+
+    def figures(self) -> DeviceFigures | None:
+        """See SessionHandler."""
+        return self.connections.config.figures()
 
     def _is_ours(self, lease: int) -> bool:
         ours = self.connections.lease

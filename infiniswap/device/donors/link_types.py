@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from infiniswap.config import DeviceConfig
 from infiniswap.control.client import ClientConfig, Identity
+from infiniswap.control.messages import DeviceFigures
 
 if TYPE_CHECKING:
     from infiniswap.device.donors.link import DonorLink
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """What links know of the device."""
+    """What links know of the device. `figures`: what it says of itself to donors that ask."""
 
     identity: Identity
     client: ClientConfig
@@ -24,6 +26,7 @@ class LinkConfig:
     suspend_s: float
     slab_count: int
     has_backup: bool
+    figures: Callable[[], DeviceFigures | None] = lambda: None
 
 
 class SlabKeeper(Protocol):

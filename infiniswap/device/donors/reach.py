@@ -15,6 +15,7 @@ from typing import Final
 
 from infiniswap.control.channel import Ended
 from infiniswap.control.client import Session, SessionHandler
+from infiniswap.control.messages import DeviceFigures
 from infiniswap.device.donors.lease import HeldLease
 from infiniswap.device.off_loop import to_end
 
@@ -174,6 +175,10 @@ class _Way:
     async def activity(self, lease: int) -> Mapping[int, float]:
         """See SessionHandler."""
         return await self._handler.activity(lease)
+
+    def figures(self) -> DeviceFigures | None:
+        """See SessionHandler."""
+        return self._handler.figures()
 
     def draining(self, draining: bool) -> None:
         """See SessionHandler."""

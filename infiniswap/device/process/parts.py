@@ -25,6 +25,7 @@ from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.frontends.taken_away import TakenAway
 from infiniswap.device.off_loop import run_to_end
 from infiniswap.device.process.runs import Runs
+from infiniswap.device.process.self_report import SelfReport
 from infiniswap.device.process.shown import Shown, tend_certificate
 from infiniswap.device.process.tend import tend_key
 from infiniswap.device.slabs.finder import Finder
@@ -184,6 +185,7 @@ class Parts:
             suspend_s=self.spec.config.policy.suspend_s,
             slab_count=self.spec.slab_count,
             has_backup=self.spec.backup is not None,
+            figures=SelfReport(self.spec, self.engine, self._mapper).figures,
         )
         self.finder.start(self.spec, self._mapper.known_donors, self.make_link)
         self._loop("mapper", self._run_mapper())

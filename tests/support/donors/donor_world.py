@@ -91,6 +91,7 @@ class Handler:
         self.answer_evict.set()
         self.rates: Mapping[int, float] = {0: 12.5}
         self.has_backup = True
+        self.device: m.DeviceFigures | None = None
 
     async def evict(
         self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
@@ -103,6 +104,9 @@ class Handler:
 
     async def activity(self, lease: int) -> Mapping[int, float]:
         return self.rates
+
+    def figures(self) -> m.DeviceFigures | None:
+        return self.device
 
     def draining(self, draining: bool) -> None:
         self.drains.append(draining)

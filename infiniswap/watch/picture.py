@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from infiniswap.cli.common.leases import ListedLease, by_size, of_status
 from infiniswap.units import PAGE_BYTES
+from infiniswap.watch.leases import ListedLease, by_size, of_status
 
 if TYPE_CHECKING:
-    from infiniswap.cli.status import AskedDonor
     from infiniswap.control.messages import Status
+    from infiniswap.watch.asking import AskedDonor
 
 STALE_S: Final = 5.0
 """An answer older than this is shown as old."""

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from infiniswap.cli.common.leases import ListedLease, of_status
 from infiniswap.units import format_size_short
+from infiniswap.watch.leases import ListedLease, of_status
 
 if TYPE_CHECKING:
-    from infiniswap.cli.top.picture import Heard, Picture
     from infiniswap.control.messages import Status
+    from infiniswap.watch.picture import Heard, Picture
 
 GOOD: Final = "good"
 BAD: Final = "bad"
