@@ -107,7 +107,7 @@ def _pci_id(device: Path) -> str:
 
 def machine(*, proc: Path = PROC, sys: Path = SYS, os_release: Path = _OS_RELEASE) -> Machine:
     """This host."""
-    facts = {}
+    facts: dict[str, str] = {}
     for line in _text(proc / "cpuinfo").splitlines():
         key, _, value = line.partition(":")
         facts.setdefault(key.strip(), value.strip())
