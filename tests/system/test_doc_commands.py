@@ -116,7 +116,7 @@ class Hosts:
             if "infiniswap init" in block.body:
                 file = self.etc("consumer") / "infiniswap.toml"
                 file.unlink()
-                if "init --force" in block.body:  # as on a host with the Debian package
+                if block.path.name == "tutorial.md":  # as on a host with the Debian package
                     shutil.copy(ROOT / "tools/deb_package/files/infiniswap.toml", file)
             text = self._own(block.body, "consumer")
             self._finish(block, self.net.command("consumer", bash(text)))
