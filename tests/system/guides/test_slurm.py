@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/howto/slurm.md: a job of Slurm's that pages, with Debian's packages on one machine."""
+"""docs/howto/slurm.md: a job of Slurm's that pages, with Debian's packages on one machine.
+
+apt-get install slurmctld slurmd slurm-client munge; their services need not run.
+"""
 
 from __future__ import annotations
 
