@@ -13,13 +13,14 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full bench bench-faults bench-frontends bench-rdma bench-before bench-apps chart check lint asan tsan fuzz mutations man site pictures wheel deb deb-lock image release changelog format clean
+.PHONY: help setup demo test test-full test-guides bench bench-faults bench-frontends bench-rdma bench-before bench-apps chart check lint asan tsan fuzz mutations man site pictures wheel deb deb-lock image release changelog format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo    set up, then two donors, a device and a real job on this machine (as root)"
 	@echo "make test    set up, then every test that can run here; says which cannot"
 	@echo "make test-full  the same with every kernel and all counts; takes much longer"
+	@echo "make test-guides  installs the libraries of docs/howto, then runs the commands there"
 	@echo "make check   what CI runs: lint, then test"
 	@echo "make bench   comparisons with floor, peers and disks; BENCH_ARGS=--help (docs/benchmarks.md)"
 	@echo "make bench-faults  what evictions and dying donors cost; BENCH_ARGS=--help"
@@ -88,6 +89,11 @@ test: setup
 test-full: setup
 	@INFINISWAP_TEST_FULL=1 $(RUN)/python -m pytest -rs $(PYTEST_ARGS)
 
+# Each guide as it stands, with the libraries that it is about.
+test-guides: setup $(VENV)/.stamp-bench-apps $(VENV)/.stamp-guides
+	@INFINISWAP_TEST_FULL=1 $(RUN)/python -m pytest -rs tests/system/test_doc_commands.py \
+		tests/system/guides $(PYTEST_ARGS)
+
 demo: setup
 	@$(RUN)/infiniswap demo
 
@@ -108,13 +114,13 @@ bench-rdma: setup
 bench-before: setup
 	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench before $(BEFORE) $(SUITE) $(BENCH_ARGS)
 
-# Its jobs need packages that nothing else does.
-$(VENV)/.stamp-bench-apps: $(VENV)/.stamp-venv
-	@echo "bench-apps: installing the libraries of its jobs into $(VENV)"
-	@$(RUN)/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["bench-apps"]))' \
-		>$(VENV)/bench-apps.txt
+# Extras with packages that nothing else needs.
+$(VENV)/.stamp-bench-apps $(VENV)/.stamp-guides: $(VENV)/.stamp-%: $(VENV)/.stamp-venv
+	@echo "$*: installing the libraries of this extra into $(VENV)"
+	@$(RUN)/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$*"]))' \
+		>$(VENV)/$*.txt
 	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
-		--requirement $(VENV)/bench-apps.txt
+		--requirement $(VENV)/$*.txt
 	@touch $@
 
 bench-apps: setup $(VENV)/.stamp-bench-apps

@@ -183,7 +183,7 @@ with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)
 requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
 for name, extra in project["project"]["optional-dependencies"].items():
-    if name != "bench-apps":  # large; `make bench-apps` installs it
+    if name not in ("bench-apps", "guides"):  # large; make bench-apps and test-guides install them
         requirements += extra
 print("\n".join(requirements))
 EOF

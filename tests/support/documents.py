@@ -2,6 +2,7 @@
 """Code blocks of the documents, and what the comment above each one says of it.
 
     <!-- run: consumer -->                      tests/system/test_doc_commands.py runs it, there
+    <!-- full: consumer, needs polars dask -->  so does it in full runs, where these are installed
     <!-- on: donor -->                          the test of that document does
     <!-- not run: what this machine lacks -->   nobody does, and why
 
@@ -31,7 +32,7 @@ class Block:
     Attributes:
         path: of its document, below the root of the tree.
         line: where its comment or its fence stands, from 1.
-        kind: "run", "on", "not run", or another word of a comment; empty without one.
+        kind: "run", "full", "on", "not run", or another word of a comment; empty without one.
         mark: what that comment says behind the colon.
         language: such as "sh"; empty for output and drawings.
         body: its lines.
@@ -48,6 +49,16 @@ class Block:
     def where(self) -> str:
         """For messages."""
         return f"{self.path}:{self.line}"
+
+    @property
+    def host(self) -> str:
+        """Where it runs."""
+        return self.mark.partition(", needs ")[0]
+
+    @property
+    def needs(self) -> list[str]:
+        """Programs and modules that it uses beside those that each test has."""
+        return self.mark.partition(", needs ")[2].split()
 
 
 def documents() -> list[Path]:

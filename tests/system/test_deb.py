@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from deb_package.releases import RELEASES, Release
 from support.devices.cluster import NEEDS_SWAP, until
+from support.documents import marked
 from support.machine.fresh_systems import FreshSystem, fresh_system
 from support.machine.wheels import Debs, make_debs
 
@@ -26,6 +28,7 @@ pytestmark = [
     pytest.mark.timeout(3600),
 ]
 
+GUIDE = Path("docs/howto/upgrade.md")
 PORT = 9481
 SETTINGS = f"""[daemon]
 listen = "127.0.0.1:{PORT}"
@@ -105,10 +108,24 @@ class Installed:
     def current(self) -> str:
         return str((self.fresh.root / "usr/lib/infiniswap/current").readlink())
 
-    def device(self) -> dict[str, Any]:
-        text = self.fresh.ok("infiniswap", "device", "show", "one", "--json")
+    def device(self, name: str = "one") -> dict[str, Any]:
+        text = self.fresh.ok("infiniswap", "device", "show", name, "--json")
         found: dict[str, Any] = json.loads(text)
         return found
+
+    def serve(self, name: str) -> tuple[str, subprocess.Popen[str]]:
+        """The former package, with a daemon and a swap device; returns its version."""
+        install = ("apt-get", "install", "--yes", "--no-install-recommends")
+        self.fresh.ok(*install, self.names["before"])
+        (version,) = self.versions()
+        (self.fresh.root / "etc/infiniswap/infiniswap.toml").write_text(SETTINGS)
+        daemon = self.fresh.start("infiniswap", "daemon")
+        until(lambda: self.fresh.run("infiniswap", "status").returncode == 0, "the daemon")
+        start = ("infiniswap", "device", "start", name, "--size", "64M", "--frontend", "fuse")
+        self.fresh.ok(*start, "--donors", f"127.0.0.1:{PORT}", "--swap")
+        until(lambda: self.running() == [version, version], "a standby")
+        until(lambda: self.device(name)["succession"]["standby"] == "ready", "its readiness")
+        return version, daemon
 
     def running(self) -> list[str]:
         """The version of each of the device's processes, without the holder."""
@@ -166,16 +183,7 @@ def test_a_device_keeps_its_code_over_an_upgrade_and_the_package_while_it_is_use
     fresh: FreshSystem, packages: dict[str, Debs], release: Release
 ) -> None:
     installed = Installed(fresh, packages[release.number])
-    install = ("apt-get", "install", "--yes", "--no-install-recommends")
-    fresh.ok(*install, installed.names["before"])
-    (old,) = installed.versions()
-    (fresh.root / "etc/infiniswap/infiniswap.toml").write_text(SETTINGS)
-    daemon = fresh.start("infiniswap", "daemon")
-    until(lambda: fresh.run("infiniswap", "status").returncode == 0, "the daemon")
-    start = ("infiniswap", "device", "start", "one", "--size", "64M", "--frontend", "fuse")
-    fresh.ok(*start, "--donors", f"127.0.0.1:{PORT}", "--swap")
-    until(lambda: installed.running() == [old, old], "a standby")
-    until(lambda: installed.device()["succession"]["standby"] == "ready", "its readiness")
+    old, daemon = installed.serve("one")
 
     said = installed.dpkg("-i", "--force-confold", installed.names["now"])
     assert "earlier code is kept" in said
@@ -203,4 +211,32 @@ def test_a_device_keeps_its_code_over_an_upgrade_and_the_package_while_it_is_use
     installed.dpkg("--purge", "infiniswap")
     places = ("etc", "usr/bin", "usr/lib", "usr/share", "usr/share/doc", "var/lib")
     assert [path for place in places for path in (fresh.root / place).glob("*infiniswap*")] == []
+    until(lambda: not fresh.pids(), "the end of every process")
+
+
+def test_the_commands_of_the_guide_upgrade_and_go_back(
+    fresh: FreshSystem, packages: dict[str, Debs], release: Release
+) -> None:
+    installed = Installed(fresh, packages[release.number])
+    old, daemon = installed.serve("swap0")
+    current = []
+    for block in marked(GUIDE, "on", "upgrade"):
+        text = block.body.replace("sudo ", "").replace("apt install", "apt-get install --yes")
+        # dpkg would ask which of the configuration files is to stay.
+        text = text.replace("--yes", "--yes -o Dpkg::Options::=--force-confold")
+        for word, name in (("NEW", "now"), ("OLD", "before")):
+            text = text.replace(f"./infiniswap_{word}.deb", installed.names[name])
+        fresh.ok("sh", "-ec", text)
+        current.append(installed.current())
+    new = current[1]
+    assert current == [old, new, new, old]
+    assert new != old
+    until(lambda: installed.running() == [old, old], "processes of the former code")
+    show = installed.device("swap0")
+    assert show["succession"]["take_overs"] == 2
+    assert (show["alarms"], show["state"]) == ([], "serving")
+    fresh.ok("infiniswap", "device", "remove", "swap0")
+    daemon.terminate()
+    daemon.communicate(timeout=60)
+    installed.dpkg("--purge", "infiniswap")
     until(lambda: not fresh.pids(), "the end of every process")

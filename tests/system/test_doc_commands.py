@@ -10,6 +10,8 @@ Which blocks, and where, is said by the comment above each (see documents.py):
 - here: a shell in the checkout, on no network.
 - cluster: the same, and its `tools/netns-cluster` is a cluster of the test's own.
 
+Full runs add the blocks that need libraries, which not every machine has (support/guides.py).
+
 Each document starts with an empty directory and a donor without leases. Changed are sizes (a GiB is
 GIB_MIB MiB here), and the directory /etc/infiniswap, of which each host has its own. `sudo` and
 `ssh` are stand-ins: the test is root, and both hosts share one file system.
@@ -27,6 +29,7 @@ import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, environment
 from support.documents import ROOT, Block, blocks, documents
 from support.donors.donor_world import SECRET
+from support.guides import GIB_MIB, PAGED, prepare, skip_without
 from support.machine.netns_hosts import left_of, unused_name
 from support.machine.usershell import BESIDE, Service, bash, search_path, smaller
 
@@ -39,13 +42,16 @@ pytestmark = [
     pytest.mark.requires_tool("ip", "nsenter", "tc", "bash", "nbdcopy", "mosquitto"),
 ]
 
-GIB_MIB = 48
-"""So many MiB are a GiB in these tests."""
-
 RUNNABLE = {
     path: found
     for path in documents()
     if (found := [block for block in blocks(path) if block.kind == "run"])
+}
+GUIDES = {
+    path: found
+    for path in documents()
+    if any(block.kind == "full" for block in blocks(path))
+    and (found := [block for block in blocks(path) if block.kind in ("run", "full")])
 }
 
 _DAEMON = re.compile(r"^sudo infiniswap daemon(?! --release).*\n\Z", re.MULTILINE)
@@ -59,6 +65,7 @@ class Hosts:
         net: the namespaces.
         cluster: directories, environment and clean-up of devices.
         work: directory in which commands run.
+        programs: directory of the stand-ins, before every other on the path.
         said: what they have printed.
     """
 
@@ -67,7 +74,8 @@ class Hosts:
         self.cluster = cluster
         self.work = cluster.root / "work"
         self.work.mkdir()
-        self._path = search_path(cluster.root / "bin", BESIDE)
+        self.programs = cluster.root / "bin"
+        self._path = search_path(self.programs, BESIDE)
         self._daemon: Service | None = None
         self._broker: Service | None = None
         self._cluster_name = ""
@@ -98,18 +106,21 @@ class Hosts:
 
     def run(self, block: Block) -> None:
         """Runs a block; what it starts that goes on is ended by close()."""
-        if block.mark == "donor":
+        if block.host == "donor":
             self._lend(self._own(block.body, "donor"))
-        elif block.mark == "broker":
+        elif block.host == "broker":
             self._broker = self._serve("broker", f"{block.body.rstrip()} -v", " running")
-        elif block.mark == "consumer":
+        elif block.host == "consumer":
             if self._daemon is None:
                 self._lend(self._own(_LENDS, "donor"))
             if "infiniswap init" in block.body:
-                (self.etc("consumer") / "infiniswap.toml").unlink()
+                file = self.etc("consumer") / "infiniswap.toml"
+                file.unlink()
+                if block.path.name == "tutorial.md":  # as on a host with the Debian package
+                    shutil.copy(ROOT / "tools/deb_package/files/infiniswap.toml", file)
             text = self._own(block.body, "consumer")
             self._finish(block, self.net.command("consumer", bash(text)))
-        elif block.mark == "here":
+        elif block.host == "here":
             self._finish(block, bash(block.body), of_checkout=True)
         else:
             self._finish(block, bash(self._in_cluster(block.body)), of_checkout=True)
@@ -196,3 +207,17 @@ def test_the_commands_of_a_document(path: Path, hosts: Hosts) -> None:
         assert len(paged) == 2, hosts.said
         # Named, then announced.
         assert len(re.findall(r"10\.0\.0\.2:9400 .* serving", hosts.said)) == 2, hosts.said
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", GUIDES, ids=str)
+def test_the_commands_of_a_guide(path: Path, hosts: Hosts) -> None:
+    needs = sorted({need for block in GUIDES[path] for need in block.needs})
+    skip_without(needs)
+    with prepare(needs, hosts.programs):
+        for block in GUIDES[path]:
+            hosts.run(block)
+    assert not hosts.cluster.names(), "it leaves a device behind"
+    jobs = sum(block.body.count("infiniswap run ") for block in GUIDES[path] if block.needs)
+    assert len(PAGED.findall(hosts.said)) >= jobs, hosts.said

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.documents import ROOT, Block, blocks, documents, parse
+from support.guides import NEEDS
 
 HOSTS = {"consumer", "donor", "broker", "here", "cluster"}
 """Where tests/system/test_doc_commands.py runs commands."""
@@ -15,6 +16,10 @@ HOSTS = {"consumer", "donor", "broker", "here", "cluster"}
 OWN_TEST = {
     Path("README.md"): "tests/system/test_two_machines.py",
     Path("docs/metrics.md"): "tests/integration/test_metrics.py",
+    Path("docs/howto/dask.md"): "tests/system/guides/test_dask.py",
+    Path("docs/howto/slurm.md"): "tests/system/guides/test_slurm.py",
+    Path("docs/howto/upgrade.md"): "tests/system/test_deb.py",
+    Path("docs/howto/notebooks.md"): "tests/system/guides/test_notebooks.py",
 }
 """Documents whose blocks marked `on` have a test of their own."""
 
@@ -44,6 +49,11 @@ def problem(block: Block) -> str:
         return f"a command in a block that is not sh: {match[0].strip()}" if match else ""
     if block.kind == "run":
         return "" if block.mark in HOSTS else f"no such place to run it: {block.mark}"
+    if block.kind == "full":
+        unknown = sorted(set(block.needs) - set(NEEDS))
+        if unknown or block.host not in HOSTS:
+            return f"nobody knows {', '.join(unknown) or block.host}"
+        return ""
     if block.kind == "on":
         return "" if block.path in OWN_TEST else "no test runs the blocks of this document"
     if block.kind == "not run":
@@ -77,6 +87,9 @@ def test_the_look_for_commands_in_running_text_can_fail() -> None:
     [
         ("```sh\nls\n```\n", "commands without"),
         ("<!-- run: nowhere -->\n```sh\nls\n```\n", "no such place"),
+        ("<!-- full: nowhere -->\n```sh\nls\n```\n", "nobody knows nowhere"),
+        ("<!-- full: here, needs x jupyter -->\n```sh\nls\n```\n", "nobody knows x"),
+        ("<!-- full: here, needs jupyter -->\n```sh\nls\n```\n", ""),
         ("<!-- on: donor -->\n```sh\nls\n```\n", "no test runs"),
         ("<!-- not run: no -->\n```sh\nls\n```\n", "say why"),
         ("```\nalice$ infiniswap run --local 4G ls\n```\n", "not sh"),

@@ -128,6 +128,58 @@ def test_a_script_without_arguments_touches_nothing(name: str) -> None:
     assert f"usage: {name}.sh" in done.stderr
 
 
+_STUB = """
+module Vagrant
+  module Errors
+    VagrantError = Class.new(StandardError)
+  end
+  class Recorder
+    def initialize(path)
+      @path = path
+    end
+    def method_missing(name, *args, **options)
+      puts [@path, name, *args, options].join("|") unless args.empty? && options.empty?
+      child = Recorder.new("#{@path}.#{name}")
+      yield child if block_given?
+      child
+    end
+  end
+  def self.configure(_version)
+    yield Recorder.new("config")
+  end
+end
+load ARGV.shift
+"""
+"""Says what a Vagrantfile asks for."""
+
+
+@pytest.mark.skipif(shutil.which("ruby") is None, reason="needs ruby, which is not installed")
+@pytest.mark.parametrize("package", ["", "checkout", "nowhere.deb"])
+def test_machines_get_the_package(tmp_path: Path, package: str) -> None:
+    for name in ("stub.rb", "build/dist/infiniswap_1~deb12_amd64.deb"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(_STUB)
+    shutil.copytree(VAGRANT, tmp_path / "vagrant", ignore=shutil.ignore_patterns(".vagrant"))
+    env = {"PATH": "/usr/bin:/bin", "PACKAGE": package, "DONORS": "1"}
+    vagrant = ("ruby", tmp_path / "stub.rb", tmp_path / "vagrant/Vagrantfile")
+    assert ran(*vagrant, "destroy", env=env).returncode == 0
+    done = ran(*vagrant, "up", env=env)
+    if package == "nowhere.deb":
+        assert done.returncode != 0
+        assert "no Debian package: run `make deb` in the checkout" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    copied = [line for line in done.stdout.splitlines() if "package0" in line]
+    rsynced = [line for line in done.stdout.splitlines() if "rsync" in line]
+    assert (len(copied), len(rsynced)) == ((0, 1) if package else (2, 0))
+    source = "/opt/infiniswap-source" if package else "/tmp/infiniswap-packages"
+    installs = [line for line in done.stdout.splitlines() if "provision/install.sh" in line]
+    assert len(installs) == 2
+    assert all(source in line for line in installs)
+    assert all(f"{source}/infiniswap_1~deb12_amd64.deb" in line for line in copied)
+    assert (f"rm -rf /tmp/infiniswap.secret {source}" in done.stdout) == (not package)
+
+
 @pytest.mark.skipif(shutil.which("vagrant") is None, reason="needs vagrant, which is not installed")
 def test_the_vagrantfile_is_valid(tmp_path: Path) -> None:
     place = tmp_path / "vagrant"

@@ -81,7 +81,8 @@ done
 
 options="--size ${SIZE:-256M} --swap"
 if [ -d /run/systemd/system ]; then
-	infiniswap service install >/dev/null
+	# The package has brought the units.
+	[ -d /usr/lib/infiniswap/current ] || infiniswap service install >/dev/null
 	[ -z "${MEMBER:-}" ] || usermod -aG infiniswap "$MEMBER"
 	echo "DEVICE_OPTIONS=$options" >/etc/infiniswap/devices/swap0.env
 	systemctl --quiet enable infiniswap-device@swap0

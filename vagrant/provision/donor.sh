@@ -41,7 +41,8 @@ slab = "${SLAB:-8M}"
 EOF
 
 if [ -d /run/systemd/system ]; then
-	infiniswap service install >/dev/null
+	# The package has brought the units.
+	[ -d /usr/lib/infiniswap/current ] || infiniswap service install >/dev/null
 	systemctl --quiet enable infiniswapd
 	if [ "$(settings)" = "$before" ] && systemctl --quiet is-active infiniswapd; then
 		say "the daemon serves already, and its settings are the same"

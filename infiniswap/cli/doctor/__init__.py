@@ -31,6 +31,12 @@ def add_parser(subparsers: Any) -> None:
         description="Checks this host and prints what works, what is missing, and the command that "
         "mends it. Changes nothing. Exit code 0: this host can run jobs; 5: it cannot.",
     )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="print a report about hardware, kernel and running devices as JSON, to send to "
+        "others: it has no names, addresses or secrets",
+    )
     add_shared(parser, "--json", "--config", "--donors", "--secret-file")
 
 
@@ -46,7 +52,12 @@ def run(args: argparse.Namespace) -> int:
     overrides |= only_these(donors)
     config, finding = _configuration(args.config, overrides)
     findings = [finding, *examine(config)]
-    if args.json:
+    if args.report:
+        from infiniswap.cli.doctor.report import report
+
+        json.dump(report(config, findings), sys.stdout, indent=2)
+        print()
+    elif args.json:
         json.dump([asdict(finding) for finding in findings], sys.stdout, indent=2)
         print()
     else:
