@@ -124,7 +124,7 @@ def test_each_donor_is_asked_equally_often() -> None:
 def test_a_donor_that_may_not_be_asked_is_left_out() -> None:
     world = {n: MemoryUse(0.5, 1) for n in range(6)}
     placement = Placement(list(world), [0, 1], Random(1), PolicyConfig(), lambda donor: donor > 0)
-    asked = []
+    asked: list[int] = []
     while not isinstance(step := placement.next(), Exhausted):
         if isinstance(step, Choose):
             placement.refused(step.donor)

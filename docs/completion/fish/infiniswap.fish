@@ -68,8 +68,8 @@ function _shtab__infiniswap_using
   test "$_shtab__infiniswap_cmdpath" = "$argv"
 end
 
-set -g _shtab__infiniswap_commands daemon device 'device start' 'device list' 'device show' 'device stop' 'device reload' 'device restart' 'device remove' run status top donor 'donor leases' 'donor drain' 'donor undrain' 'donor ticket' doctor init invite join config 'config check' service 'service install' 'service uninstall' demo
-set -g _shtab__infiniswap_opts_with_value --after --authority --backup --certificate --config --connections --copies --data-port --days --device --dir --donor --donors --frontend --headroom --host --json --listen --local --memory-cgroup --metrics-listen --name --peers --pool --prepare --priority --ready-file --role --root --secret --secret-file --session-key --size --slab --slabs --staging --summary-json --tenant --transport
+set -g _shtab__infiniswap_commands daemon device 'device start' 'device list' 'device show' 'device stop' 'device reload' 'device restart' 'device remove' run status top donor 'donor leases' 'donor drain' 'donor undrain' 'donor ticket' doctor init invite join config 'config check' service 'service install' 'service uninstall' demo simulate
+set -g _shtab__infiniswap_opts_with_value --after --authority --backup --certificate --config --connections --copies --data-port --days --device --dir --donor --donors --frontend --headroom --host --json --listen --local --memory-cgroup --metrics-listen --name --peers --plot --pool --prepare --priority --processes --ready-file --role --root --secret --secret-file --seed --seeds --session-key --size --slab --slabs --staging --summary-json --tenant --transport
 
 complete -c infiniswap -e
 complete -c infiniswap -f
@@ -257,3 +257,11 @@ complete -c infiniswap -n '_shtab__infiniswap_using demo' -s h -l help -d 'show 
 complete -c infiniswap -n '_shtab__infiniswap_using demo' -l dir -xka "(__fish_complete_directories)" -d 'directory on a local disk for data and disk volume (default /var/tmp)'
 complete -c infiniswap -n '_shtab__infiniswap_using demo' -l keep -d 'keep the TPC-H data in ~/.cache for the next demo'
 complete -c infiniswap -n '_shtab__infiniswap_using demo' -l json -xka "(__fish_complete_path (commandline -ct))" -d 'write the results to this file as JSON'
+complete -c infiniswap -n '_shtab__infiniswap_using; and test $_shtab__infiniswap_npos -eq 0' -a simulate -d 'show what lending would do to a cluster, in virtual time'
+complete -c infiniswap -n '_shtab__infiniswap_using simulate' -s h -l help -d 'show this help message and exit'
+complete -c infiniswap -n '_shtab__infiniswap_using simulate' -l list -d 'list the scenarios that come with the program'
+complete -c infiniswap -n '_shtab__infiniswap_using simulate' -l seed -x -d 'seed of everything random (default 0)'
+complete -c infiniswap -n '_shtab__infiniswap_using simulate' -l seeds -x -d 'run N seeds, beginning with --seed, and print means with standard errors (default 1)'
+complete -c infiniswap -n '_shtab__infiniswap_using simulate' -l processes -x -d 'seeds that run at once (default: one for each processor)'
+complete -c infiniswap -n '_shtab__infiniswap_using simulate' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'draw the first seed'"'"'s result to this PNG file'
+complete -c infiniswap -n '_shtab__infiniswap_using simulate' -l json -d 'print JSON, for programs'
