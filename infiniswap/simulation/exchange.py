@@ -31,9 +31,9 @@ COUNTS: Final = (
 """mapped: slabs that got a donor, moves left out; remapped: of these, those that had lost theirs;
 not_placed: searches that found no donor; refused: slabs for which a donor had room when it was
 asked and none when it was to map them; evictions: slabs that donors took back; moved: of these,
-those that were copied to another donor first; returned: slabs that went back empty; suspended:
-slabs whose donor failed; recovered: of these, those whose donor came back in time; distrusted:
-donors that a device gave up for their faults."""
+those that went to another donor, copied as far as time allowed; returned: slabs that went back
+empty; suspended: slabs whose donor failed; recovered: of these, those whose donor came back in
+time; distrusted: donors that a device gave up for their faults."""
 
 
 class Exchange:
@@ -209,7 +209,6 @@ class Exchange:
         if donor.take(lent):  # else it was taken in a hurry, or the job or the host has ended
             move = self._moves.pop(lent, None)
             if move is not None:
-                self.counts["moved"] += 1
                 self._settle(lent, move, int(share * device.pages(lent.slab)))
             elif device.at[lent.slab] == (donor, lent):
                 self._homeless(device, lent.slab)
@@ -224,6 +223,7 @@ class Exchange:
         """The slab is at its new donor, with so many pages copied."""
         device, (target, there) = lent.device, move
         if there in target.held and target.is_alive:
+            self.counts["moved"] += 1
             device.unmapped(lent.slab)
             device.mapped(lent.slab, target, there, filled_pages=pages)
             self.busy[device] = None

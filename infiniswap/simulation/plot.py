@@ -121,14 +121,15 @@ def _compare(axes: Any, outcome: Simulated) -> None:
     for rule in dict.fromkeys(row.rule for row in rows):
         mine = [row for row in rows if row.rule == rule]
         hosts, style = [row.hosts for row in mine], _RULE_STYLES[rule]
-        for axis, name, factor in zip(
-            axes, ("used", "max_median", "messages_per_slab"), (100.0, 1.0, 1.0), strict=True
-        ):
-            values = [factor * getattr(row, name) for row in mine]
+        columns = (
+            [100.0 * row.evictions / max(1, row.mapped) for row in mine],
+            [row.max_median for row in mine],
+            [row.messages_per_slab for row in mine],
+        )
+        for axis, values in zip(axes, columns, strict=True):
             axis.plot(hosts, values, style, label=_RULE_TEXTS[rule])
-    for axis, text in zip(
-        axes, ("memory in use, %", "max/median", "control messages a slab"), strict=True
-    ):
+    texts = ("evictions, % of the slabs mapped", "max/median", "control messages a slab")
+    for axis, text in zip(axes, texts, strict=True):
         axis.set(xlabel="hosts", ylabel=text, xscale="log")
         axis.set_ylim(bottom=1.0 if text == "max/median" else 0.0)
     axes[0].legend()

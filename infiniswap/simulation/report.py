@@ -35,7 +35,7 @@ _COUNT_TEXTS = {
     "remapped": "of these, after they had lost theirs",
     "not_placed": "searches that found no donor",
     "evictions": "slabs that donors took back",
-    "moved": "of these, copied to another donor first",
+    "moved": "of these, moved to another donor",
     "returned": "slabs given back empty",
     "failures": "hosts that failed",
     "suspended": "slabs on these",

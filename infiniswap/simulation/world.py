@@ -195,7 +195,9 @@ class World:
             if not donor.is_alive:
                 continue
             number = donor.number
-            plan = donor.observe(now_s, system + used[number] + local[number])
+            # A host that wants more than it has pages on its own.
+            own_bytes = min(donor.total_bytes, system + used[number] + local[number])
+            plan = donor.observe(now_s, own_bytes)
             if plan.evict:
                 self._exchange.evict(donor, plan.evict, plan.urgent, now_s)
 
