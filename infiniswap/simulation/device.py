@@ -20,8 +20,8 @@ from infiniswap.units import PAGE_BYTES
 if TYPE_CHECKING:
     from infiniswap.simulation.donor import DonorHost, Lent
 
-_REFILL_STEP_S = 0.1
-"""A burst of copies is a tenth of a second long (infiniswap.policy.refill)."""
+_BURST_S = 0.1
+"""So many seconds of its rate a refill may begin at once (infiniswap.policy.refill)."""
 
 
 class Device:
@@ -35,6 +35,7 @@ class Device:
         policy: [policy] of the configuration.
         now_s: time of its start.
         disk_pages_per_s: how fast the backup is read.
+        period_s: distance of looks.
 
     Attributes:
         at: by slab, where it is; None: it has no donor.
@@ -48,7 +49,7 @@ class Device:
     __slots__ = (
         *("number", "host", "job", "at", "donors", "leases", "urgent", "backoff", "faults"),
         *("used_bytes", "is_closed", "start_s", "local_bytes", "_slab_bytes", "_tracker", "_once"),
-        *("_totals", "_rates", "_counted_s", "_refill", "_filled", "_empty", "_disk_pages_per_s"),
+        *("_totals", "_rates", "_counted_s", "_refill", "_filled", "_empty"),
     )
 
     def __init__(
@@ -60,6 +61,7 @@ class Device:
         policy: PolicyConfig,
         now_s: float,
         disk_pages_per_s: float,
+        period_s: float,
     ) -> None:
         self.number = number
         self.host = host
@@ -80,8 +82,8 @@ class Device:
         self._totals = [0.0] * count
         self._rates = [0.0] * count
         self._counted_s = now_s
-        self._disk_pages_per_s = disk_pages_per_s
-        self._refill = Refill(disk_pages_per_s, now_s)
+        # One step in each period has to begin what the product begins in many small ones.
+        self._refill = Refill(disk_pages_per_s * max(1.0, period_s / _BURST_S), now_s)
         self._filled = [0] * count
         self._empty = EmptySince()
 
@@ -176,13 +178,10 @@ class Device:
         self._filled[slab] = 0
         return where
 
-    def fill(self, before_s: float, now_s: float) -> None:
+    def fill(self, now_s: float) -> None:
         """Copies from the backup what donors lack."""
-        step_s = max(before_s, self._refill.due_s())
-        while step_s < now_s:
-            step_s = min(now_s, step_s + _REFILL_STEP_S)
-            self._refill.step(step_s, self.activity, self._copy, self._slab_bytes // PAGE_BYTES)
-            step_s = max(step_s, self._refill.due_s())
+        if self._refill.due_s() <= now_s:
+            self._refill.step(now_s, self.activity, self._copy, self._slab_bytes // PAGE_BYTES)
 
     def _copy(self, slab: int, page: int, count: int) -> tuple[int, int] | None:
         slab_pages, pages = self._slab_bytes // PAGE_BYTES, self.pages(slab)

@@ -13,6 +13,8 @@ from typing import Any, Final, NoReturn
 from infiniswap import config as configuration
 from infiniswap.config import Config, check_together, key_name
 from infiniswap.config_values import convert, nearest
+from infiniswap.donor.memory import MemoryFigures
+from infiniswap.donor.pool_limits import pool_limits
 from infiniswap.errors import ConfigError, NotFoundError, UsageError, from_oserror
 from infiniswap.simulation.scenario import CONFIG_KEYS, LISTS, SECTIONS, Points, Scenario
 from infiniswap.toml_lines import key_lines
@@ -58,7 +60,9 @@ def read(path: Path) -> Scenario:
         with path.open("rb") as file:
             raw = file.read(_FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise from_oserror("cannot read the scenario", error, where=str(path)) from error
+        mend = "Name a scenario file that you may read."
+        what = "cannot read the scenario"
+        raise from_oserror(what, error, where=str(path), mend=mend) from error
     if len(raw) > _FILE_BYTES_MAX:
         raise ConfigError("larger than 1 MiB: not a scenario", where=str(path))
     try:
@@ -162,6 +166,11 @@ class _Reader:
         for error in check_together(found.config):
             raise ConfigError(error.what, where=str(self.path), mend=error.mend)
         cluster, load, run = found.cluster, found.load, found.run
+        try:
+            pool_limits(found.config, MemoryFigures(cluster.memory_bytes, cluster.memory_bytes))
+        except ConfigError as error:
+            what = f"{error.where}: {error.what}"
+            raise ConfigError(what, where=str(self.path), mend=error.mend) from None
         if cluster.system_bytes >= cluster.memory_bytes:
             self._fail("system is not below memory", "cluster.system", "Lower cluster.system.")
         if cluster.donors >= cluster.hosts:

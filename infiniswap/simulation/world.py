@@ -77,7 +77,6 @@ class World:
         self._devices: dict[Device, None] = {}
         self._local_bytes = [0] * cluster.hosts
         self._numbers = 0
-        self._now_s = 0.0
         self.rows: list[Row] = []
         self._plan()
 
@@ -100,7 +99,7 @@ class World:
         self._numbers += 1
         device = Device(
             *(self._numbers, host, jobs, self._slab_bytes, self._scenario.config.policy, now_s),
-            self._scenario.run.disk_pages_per_s,
+            *(self._scenario.run.disk_pages_per_s, self._scenario.run.period_s),
         )
         device.grow(now_s)
         self.counts["jobs"] += 1
@@ -182,11 +181,10 @@ class World:
 
     def step(self, now_s: float) -> None:
         """One period."""
-        before_s, self._now_s = self._now_s, now_s
         self._timeline.run(now_s)
         self._look_at_hosts(now_s)
         for device in list(self._busy):
-            self._look_at(device, before_s, now_s)
+            self._look_at(device, now_s)
 
     def _look_at_hosts(self, now_s: float) -> None:
         used, local = self._load.at(now_s), self._local_bytes
@@ -201,7 +199,7 @@ class World:
             if plan.evict:
                 self._exchange.evict(donor, plan.evict, plan.urgent, now_s)
 
-    def _look_at(self, device: Device, before_s: float, now_s: float) -> None:
+    def _look_at(self, device: Device, now_s: float) -> None:
         if device.is_closed:
             return
         if device.changes:
@@ -209,7 +207,7 @@ class World:
             device.grow(now_s)
             self._local_bytes[device.host] += device.local_bytes
         device.look(now_s)
-        device.fill(before_s, now_s)
+        device.fill(now_s)
         self._exchange.map_wanted(device, now_s)
         if device.changes:
             for slab in device.empty(now_s):

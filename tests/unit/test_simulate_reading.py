@@ -107,6 +107,8 @@ def test_a_mistake_names_file_line_and_remedy(
         ("[load]\nquantiles = [[0, 0.5], [2, 0.6]]\n", "beyond 1"),
         ('[load]\nquantiles = [[0, 0.5]]\ntrace = "a.csv"\n', "exclude each other"),
         ('[cluster]\nmemory = "2G"\nsystem = "2G"\n', "not below"),
+        ('[daemon]\nheadroom = "63.5G"\n', "leave no room for a slab"),
+        ("[cluster]\nhosts = 4\ndonors = 4\n", "every host is a donor alone"),
     ],
 )
 def test_parts_that_do_not_go_together(tmp_path: Path, text: str, what: str) -> None:
