@@ -8,27 +8,37 @@ import contextlib
 import copy
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _DOTTED = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _HEADER: Final = re.compile(rf"\s*\[\s*({_DOTTED})\s*\]\s*(?:#.*)?$")
+_ARRAY_HEADER: Final = re.compile(rf"\s*\[\[\s*({_DOTTED})\s*\]\]\s*(?:#.*)?$")
 _KEY: Final = re.compile(rf"\s*({_DOTTED})\s*=")
 _LONG_TEXT: Final = re.compile(r'"""|' + "'''")
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """Line numbers, from 1, by `section` and `section.key`; of valid TOML.
+    """Line numbers, from 1, by `section` and `section.key`; of valid TOML. The tables of an array
+    (`[[jobs]]`) are `jobs.0`, `jobs.1` and so on.
 
     A key inside of an inline table is not listed, its table is.
     """
     found: dict[str, int] = {}
+    arrays: Counter[str] = Counter()
     section, fence = "", ""
     for number, line in enumerate(text.splitlines(), 1):
         if not fence:
             if match := _HEADER.match(line):
                 section = _plain(match[1])
+                found.setdefault(section, number)
+            elif match := _ARRAY_HEADER.match(line):
+                name = _plain(match[1])
+                section = f"{name}.{arrays[name]}"
+                arrays[name] += 1
+                found.setdefault(name, number)
                 found.setdefault(section, number)
             elif match := _KEY.match(line):
                 key = _plain(match[1])

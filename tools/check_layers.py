@@ -3,11 +3,11 @@
 """Checks that imports and includes point one way, and a few other rules of the house.
 
 Python: rights → errors → units, fields, keys, own_code, code_versions → secret, peers → config →
-policy, control, engine → system → discovery → watch → ui → donor, device → demo, invitation → cli;
-each may import what stands before it, and itself.
-`policy/` and the message code are pure: no clock, no I/O, no randomness of their own. `testing/` is
-shipped for tests and imported by nothing else. Programs are started in one place (SPAWNERS), which
-gives them nothing that another user may have prepared.
+policy, control, engine → system → discovery → watch → ui → donor, device → demo, invitation,
+simulation → cli; each may import what stands before it, and itself.
+`policy/`, `simulation/` and the message code are pure: no clock, no I/O, no randomness of their
+own. `testing/` is shipped for tests and imported by nothing else. Programs are started in one place
+(SPAWNERS), which gives them nothing that another user may have prepared.
 
 C: util → wire, verbs, seal → transport, store → engine → frontend → api, and inside the engine
 state → backup, remote → ops; of the engine a front end sees only engine/request.h, and never a
@@ -57,6 +57,7 @@ PYTHON_RANKS = {
     "device": 9,
     "demo": 10,
     "invitation": 10,
+    "simulation": 10,
     "cli": 11,
     "testing": 11,
     "__main__": 12,
@@ -68,7 +69,7 @@ DEVICE_ROOMS = (
     *("control", "cleanup", "jobs"),
 )
 PURE_PARTS = (
-    *("policy/", "fields", "rdma_address", "keys"),
+    *("policy/", "simulation/", "fields", "rdma_address", "keys"),
     *("control/messages", "control/text", "control/rate"),
     *("invitation/token", "invitation/once", "invitation/messages"),
 )

@@ -25,50 +25,17 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from random import Random
 from typing import Protocol, TypeAlias
 
 from infiniswap import events
-from infiniswap.config import Config
 from infiniswap.errors import InfiniswapError
-from infiniswap.policy.eviction import candidates, victims
+from infiniswap.policy.eviction import BatchChoice, EvictionConfig
 
 log = logging.getLogger(__name__)
 
 MappedSlab: TypeAlias = tuple[int, int]
 """Lease and slot."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionConfig:
-    """Bounds of a batch.
-
-    Attributes:
-        slabs_max: E at most; the next batch follows.
-        extra: E', slabs asked for their activity beyond E; None: as many as E.
-        activity_s: how long owners may take to report activity.
-        deadline_s: how long a consumer may take to give a slab up.
-        move_s: how long before that it may copy the slab to another donor.
-        refused_s: how long a slab whose owner holds no other copy is left alone.
-    """
-
-    slabs_max: int = 16
-    extra: int | None = None
-    activity_s: float = 0.2
-    deadline_s: float = 1.0
-    move_s: float = 3.0
-    refused_s: float = 10.0
-
-
-def eviction_config(config: Config) -> EvictionConfig:
-    """As it is configured."""
-    return EvictionConfig(
-        slabs_max=config.policy.evict_slabs_max,
-        extra=config.policy.evict_extra_slabs,
-        deadline_s=config.daemon.evict_deadline_s,
-        move_s=config.daemon.evict_move_s,
-    )
 
 
 class SlabOwners(Protocol):
@@ -104,12 +71,18 @@ class Evictor:
         counters: Counter[str],
     ) -> None:
         self._owners = owners
-        self.config = config
-        self._rng = rng
+        self._choice: BatchChoice[MappedSlab] = BatchChoice(config, rng)
         self._clock = clock
         self._counters = counters
-        self._refused_until_s: dict[MappedSlab, float] = {}
-        self._moving: set[MappedSlab] = set()
+
+    @property
+    def config(self) -> EvictionConfig:
+        """Bounds in force."""
+        return self._choice.config
+
+    @config.setter
+    def config(self, config: EvictionConfig) -> None:
+        self._choice.config = config
 
     async def evict(
         self,
@@ -129,35 +102,21 @@ class Evictor:
         Returns:
             How many came back.
         """
-        now_s = self._clock()
-        self._refused_until_s = {k: s for k, s in self._refused_until_s.items() if s > now_s}
-        mapped = self._owners.mapped()
-        allowed = set(mapped if among is None else among) - set(self._refused_until_s)
-        count = min(count, self.config.slabs_max)
-        # Chosen before, and not given up yet: their time to be copied is over.
-        hurried = [] if move_s else [slab for slab in mapped if slab in self._moving & allowed]
-        del hurried[count:]
-        allowed -= self._moving
-        asked = candidates(
-            [slab for slab in mapped if slab in allowed],
-            count - len(hurried),
-            self._rng,
-            self.config.extra,
+        in_hurry = not move_s
+        batch = self._choice.ask(
+            self._owners.mapped(), count, self._clock(), among, in_hurry=in_hurry
         )
-        if not asked and not hurried:
+        if not batch.asked and not batch.hurried:
             return 0
         self._counters["eviction_batches"] += 1
-        activity = await self._activity(asked)
-        asked = [slab for slab in asked if slab not in self._moving]  # by another batch, meanwhile
-        chosen = victims(asked, activity, count - len(hurried))
-        if move_s:
-            self._moving.update(chosen)
-        done = await asyncio.gather(*(self._take(slab, move_s) for slab in hurried + chosen))
+        activity = await self._activity(batch.asked)
+        taken = batch.hurried + self._choice.take(batch, activity, in_hurry=in_hurry)
+        done = await asyncio.gather(*(self._take(slab, move_s) for slab in taken))
         log.info(
             "evicted %d of %d slabs, of %d asked for",
             sum(done),
-            len(hurried) + len(chosen),
-            len(hurried) + len(asked),
+            len(taken),
+            len(batch.hurried) + len(batch.asked),
         )
         return sum(done)
 
@@ -197,7 +156,7 @@ class Evictor:
             return False
         finally:
             if move_s:
-                self._moving.discard(slab)
+                self._choice.moved(slab)
         if not taken:
-            self._refused_until_s[slab] = self._clock() + self.config.refused_s
+            self._choice.refused(slab, self._clock())
         return taken

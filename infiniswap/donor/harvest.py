@@ -17,7 +17,6 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 
 from infiniswap import events
 from infiniswap.donor.memory import MemoryFigures, MemorySource
@@ -25,6 +24,7 @@ from infiniswap.donor.pool import SlabPool
 from infiniswap.engine.store import Store
 from infiniswap.errors import InfiniswapError, SystemCallError
 from infiniswap.policy.cache import CacheUse
+from infiniswap.policy.eviction import Batch, Batches
 from infiniswap.policy.headroom import HeadroomPolicy
 from infiniswap.policy.sampling import SamplingConfig, sample_s
 from infiniswap.system.memory import Cache
@@ -37,23 +37,12 @@ _SAMPLE_S_MIN = 0.05
 _ALERT_S = 2.0
 """After a hint, the figures are read often for this long; the kernel hints every two seconds."""
 
-_EVICT_RETRY_S = 1.0
-"""Pause after a batch that brought nothing."""
-
 _OF_PERIOD = 0.9
 """The page cache is read again after so much of a period: ticks come a little early or late."""
 
 
 Evict = Callable[[int, bool], Awaitable[int]]
 """Takes so many mapped slabs back, urgently or not; returns how many it got. Bounded in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Slabs that are being evicted."""
-
-    urgent: bool
-    count: int
 
 
 class Harvester:
@@ -98,8 +87,8 @@ class Harvester:
         self._wake = asyncio.Event()
         self._alert_until_s = float("-inf")
         self._upkeep: asyncio.Task[None] | None = None
-        self._evictions: dict[asyncio.Task[None], _Batch] = {}
-        self._evict_after_s = {False: float("-inf"), True: float("-inf")}
+        self._batches = Batches()
+        self._evictions: set[asyncio.Task[None]] = set()
         self.figures = MemoryFigures(0, 0)
         self._read_s = float("-inf")
         self.is_short = False
@@ -243,28 +232,22 @@ class Harvester:
             self._upkeep = None
 
     def _begin_eviction(self, count: int, urgent: bool) -> None:
-        # A batch in a hurry does not wait for those that have time, but hurries them.
-        hurries = [batch for batch in self._evictions.values() if batch.urgent]
-        if not urgent:
-            count -= sum(batch.count for batch in self._evictions.values())
-        if self.evict is None or hurries or count <= 0:
+        if self.evict is None:
             return
-        if self._clock() < self._evict_after_s[urgent]:
+        if (batch := self._batches.begin(count, urgent, self._clock())) is None:
             return
-        batch = _Batch(urgent, count)
         task = asyncio.create_task(self._run_eviction(self.evict, batch), name="eviction")
-        self._evictions[task] = batch
-        task.add_done_callback(self._evictions.pop)
+        self._evictions.add(task)
+        task.add_done_callback(self._evictions.discard)
 
-    async def _run_eviction(self, evict: Evict, batch: _Batch) -> None:
+    async def _run_eviction(self, evict: Evict, batch: Batch) -> None:
+        brought = 0
         try:
-            if not await evict(batch.count, batch.urgent):
-                # No consumer could give a slab up, and the next batch would find the same.
-                self._evict_after_s[batch.urgent] = self._clock() + _EVICT_RETRY_S
+            brought = await evict(batch.count, batch.urgent)
         except InfiniswapError as error:
             log.error("eviction: %s", error)
-            self._evict_after_s[batch.urgent] = self._clock() + _EVICT_RETRY_S
         finally:
+            self._batches.end(batch, brought, self._clock())
             self._wake.set()  # what came back is given to the host at once
 
     async def _end_tasks(self) -> None:

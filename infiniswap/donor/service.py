@@ -23,7 +23,7 @@ from infiniswap.control.text import clean_text
 from infiniswap.donor import metrics
 from infiniswap.donor.ahead import MappedAhead
 from infiniswap.donor.drain import Drain, drain_path
-from infiniswap.donor.evict import Evictor, eviction_config
+from infiniswap.donor.evict import Evictor
 from infiniswap.donor.expiry import LeaseExpiry
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.heat import Heat
@@ -42,6 +42,7 @@ from infiniswap.donor.transports import DonorTransport
 from infiniswap.donor.written_leases import WrittenLeases
 from infiniswap.engine.store import Store
 from infiniswap.errors import EngineError
+from infiniswap.policy.eviction import eviction_config
 
 
 class DonorService:

@@ -9,11 +9,48 @@ the busiest slabs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from random import Random
-from typing import TypeVar
+from typing import Generic, TypeVar
+
+from infiniswap.config import Config
 
 Slab = TypeVar("Slab", bound=Hashable)
+
+_RETRY_S = 1.0
+"""Pause after a batch that brought nothing: the next one would find the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionConfig:
+    """Bounds of a batch.
+
+    Attributes:
+        slabs_max: E at most; the next batch follows.
+        extra: E', slabs asked for their activity beyond E; None: as many as E.
+        activity_s: how long owners may take to report activity.
+        deadline_s: how long a consumer may take to give a slab up.
+        move_s: how long before that it may copy the slab to another donor.
+        refused_s: how long a slab whose owner holds no other copy is left alone.
+    """
+
+    slabs_max: int = 16
+    extra: int | None = None
+    activity_s: float = 0.2
+    deadline_s: float = 1.0
+    move_s: float = 3.0
+    refused_s: float = 10.0
+
+
+def eviction_config(config: Config) -> EvictionConfig:
+    """As it is configured."""
+    return EvictionConfig(
+        slabs_max=config.policy.evict_slabs_max,
+        extra=config.policy.evict_extra_slabs,
+        deadline_s=config.daemon.evict_deadline_s,
+        move_s=config.daemon.evict_move_s,
+    )
 
 
 def candidates(
@@ -53,3 +90,117 @@ def victims(asked: Iterable[Slab], activity: Mapping[Slab, float], evict: int) -
     """
     ranked = sorted(dict.fromkeys(asked), key=lambda slab: activity.get(slab, float("inf")))
     return ranked[: max(0, evict)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[Slab]):
+    """The first half of a batch.
+
+    Attributes:
+        count: E, what is left of it after its bounds.
+        hurried: slabs that are being moved for another batch and are taken now.
+        asked: slabs whose owners are asked for their activity.
+    """
+
+    count: int
+    hurried: list[Slab]
+    asked: list[Slab]
+
+
+class BatchChoice(Generic[Slab]):
+    """Chooses the slabs of a donor's batches, several of which may overlap. No I/O, no clock.
+
+    Args:
+        config: bounds; another one may take its place.
+        rng: source of randomness.
+    """
+
+    def __init__(self, config: EvictionConfig, rng: Random) -> None:
+        self.config = config
+        self._rng = rng
+        self._refused_until_s: dict[Slab, float] = {}
+        self._moving: set[Slab] = set()
+
+    def ask(
+        self,
+        mapped: Collection[Slab],
+        count: int,
+        now_s: float,
+        among: Iterable[Slab] | None = None,
+        *,
+        in_hurry: bool,
+    ) -> Asked[Slab]:
+        """Whose activity decides.
+
+        Args:
+            mapped: every mapped slab.
+            count: E.
+            now_s: seconds of the clock used throughout.
+            among: the only ones that may be taken; None: all.
+            in_hurry: their consumers get no time to copy them elsewhere. So slabs that are being
+                copied for another batch go first: their time is over.
+        """
+        self._refused_until_s = {k: s for k, s in self._refused_until_s.items() if s > now_s}
+        allowed = set(mapped if among is None else among) - set(self._refused_until_s)
+        count = min(count, self.config.slabs_max)
+        hurried = [slab for slab in mapped if slab in self._moving & allowed] if in_hurry else []
+        del hurried[count:]
+        allowed -= self._moving
+        free = [slab for slab in mapped if slab in allowed]
+        extra = self.config.extra
+        return Asked(count, hurried, candidates(free, count - len(hurried), self._rng, extra))
+
+    def take(
+        self, batch: Asked[Slab], activity: Mapping[Slab, float], *, in_hurry: bool
+    ) -> list[Slab]:
+        """The slabs to take back beside the hurried ones; see `victims`. One that another batch has
+        taken meanwhile is left out."""
+        asked = [slab for slab in batch.asked if slab not in self._moving]
+        chosen = victims(asked, activity, batch.count - len(batch.hurried))
+        if not in_hurry:
+            self._moving.update(chosen)
+        return chosen
+
+    def moved(self, slab: Slab) -> None:
+        """A slab that was not in a hurry has been given up, or its owner keeps it."""
+        self._moving.discard(slab)
+
+    def refused(self, slab: Slab, now_s: float) -> None:
+        """Its owner holds no other copy and keeps it."""
+        self._refused_until_s[slab] = now_s + self.config.refused_s
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Slabs that are being evicted."""
+
+    urgent: bool
+    count: int
+
+
+class Batches:
+    """Which batch of evictions may begin now. No I/O, no clock."""
+
+    def __init__(self) -> None:
+        self._running: list[Batch] = []
+        self._after_s = {False: float("-inf"), True: float("-inf")}
+
+    def begin(self, count: int, urgent: bool, now_s: float) -> Batch | None:
+        """The batch to begin so that `count` slabs come back; None: none now.
+
+        A batch in a hurry does not wait for those that have time, but hurries them.
+        """
+        hurries = any(batch.urgent for batch in self._running)
+        if not urgent:
+            count -= sum(batch.count for batch in self._running)
+        if hurries or count <= 0 or now_s < self._after_s[urgent]:
+            return None
+        batch = Batch(urgent, count)
+        self._running.append(batch)
+        return batch
+
+    def end(self, batch: Batch, brought: int, now_s: float) -> None:
+        """A batch has ended and brought so many slabs."""
+        self._running.remove(batch)
+        if not brought:
+            self._after_s[batch.urgent] = now_s + _RETRY_S

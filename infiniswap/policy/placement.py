@@ -18,7 +18,7 @@ caller reports the result, and so on until a donor is chosen or none is left:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
@@ -62,31 +62,53 @@ class Exhausted:
     """No donor has room; `DonorBackoff` says when to try again."""
 
 
+class _Draw(Generic[Donor]):
+    """Members of a sequence in random order, each drawn when it is needed (Fisher and Yates): two
+    of ten thousand cost two steps, not ten thousand."""
+
+    def __init__(self, members: Sequence[Donor], rng: Random) -> None:
+        self._members = members
+        self._rng = rng
+        self._left = len(members)
+        self._moved: dict[int, int] = {}  # by place, whose turn it would be there
+
+    def next(self) -> Donor | None:
+        """One more; None: all have been drawn."""
+        if not self._left:
+            return None
+        place = self._rng.randrange(self._left)
+        self._left -= 1
+        drawn = self._moved.get(place, place)
+        last = self._moved.pop(self._left, self._left)
+        if place != self._left:
+            self._moved[place] = last
+        return self._members[drawn]
+
+
 class Placement(Generic[Donor]):
     """The search for a donor for one slab.
 
     Args:
-        donors: those that may be asked (see DonorBackoff.eligible).
+        donors: all that there are, distinct.
         holding: those that already hold a slab of this device (M_old); others are ignored.
         rng: source of randomness.
         policy: [policy] of the configuration; `choices` donors are asked at once.
+        may_ask: whether a donor may be asked now (see DonorBackoff.is_eligible); None: each may.
     """
 
     def __init__(
         self,
-        donors: Iterable[Donor],
+        donors: Sequence[Donor],
         holding: Collection[Donor],
         rng: Random,
         policy: PolicyConfig,
+        may_ask: Callable[[Donor], bool] | None = None,
     ) -> None:
-        known = list(dict.fromkeys(donors))
-        held = set(holding)
-        new = [donor for donor in known if donor not in held]
-        old = [donor for donor in known if donor in held]
-        rng.shuffle(new)
-        rng.shuffle(old)
         self._policy = policy
-        self._groups = [group for group in (new, old) if group]
+        self._may_ask = may_ask
+        self._held = frozenset(holding)
+        self._draw = _Draw(donors, rng)
+        self._old: list[Donor] = []  # drawn while M_new was looked for, so in random order
         self._asked: list[Donor] = []
         self._answers: dict[Donor, MemoryUse] = {}
 
@@ -98,16 +120,23 @@ class Placement(Generic[Donor]):
             order = {donor: place for place, donor in enumerate(self._answers)}
             best = min(self._answers, key=lambda d: (self._answers[d].used_share, order[d]))
             return Choose(best)
-        while self._groups:
-            group = self._groups[0]
+        self._asked = self._next_new()
+        if not self._asked:
             # One group at a time: a lone member of M_new is not paired with one of M_old,
             # which could then win although M_new had room.
-            self._asked = group[: self._policy.choices]
-            del group[: self._policy.choices]
-            if not group:
-                self._groups.pop(0)
-            return Ask(tuple(self._asked))
-        return Exhausted()
+            self._asked = self._old[: self._policy.choices]
+            del self._old[: self._policy.choices]
+        return Ask(tuple(self._asked)) if self._asked else Exhausted()
+
+    def _next_new(self) -> list[Donor]:
+        found: list[Donor] = []
+        while len(found) < self._policy.choices:
+            donor = self._draw.next()
+            if donor is None:
+                break
+            if self._may_ask is None or self._may_ask(donor):
+                (self._old if donor in self._held else found).append(donor)
+        return found
 
     def answered(self, donor: Donor, use: MemoryUse | None) -> None:
         """Reports an answer; None for a donor that could not be asked.

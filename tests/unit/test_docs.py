@@ -20,10 +20,18 @@ from infiniswap import errors
 from infiniswap.cli.main import COMMANDS, build_parser
 from infiniswap.device.process import metrics as device_metrics
 from infiniswap.donor import metrics as donor_metrics
+from infiniswap.simulation import reading, scenario
 from infiniswap.units import HostPort, format_size
 
 CHANGES = sorted(path.relative_to(ROOT) for path in (ROOT / "changes.d").glob("*.md"))
 DOCUMENTS = [*documents(), *CHANGES]
+SCENARIOS = (Path("docs/simulation.md"),)
+"""Documents whose TOML is no configuration."""
+SCENARIO_KEYS = {
+    configuration.key_name(entry)
+    for kind in (*scenario.SECTIONS.values(), *scenario.LISTS.values())
+    for entry in dataclasses.fields(kind)
+}
 WITH_NAMES = [path for path in DOCUMENTS if path.parts[0] == "docs"]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -104,7 +112,8 @@ def _unknown(name: str) -> str:
     if match := re.fullmatch(r"(\w+\.\w+)\(\)", name):
         return "" if match[1] in _methods() else "no such method"
     if match := re.fullmatch(r"(?:struct )?([A-Za-z]\w*)", name):
-        return "" if match[1] in _words() or match[1] in COMMANDS else "no such name"
+        known = match[1] in _words() or match[1] in COMMANDS or match[1] in SCENARIO_KEYS
+        return "" if known else "no such name"
     if re.fullmatch(r"(daemon|device|cluster|policy|mqtt)\.\w+", name):
         return "" if name in configuration.known_keys() else "no such configuration key"
     return ""
@@ -258,7 +267,10 @@ def test_configuration_files_in_the_documents_load(path: Path, tmp_path: Path) -
     for number, block in enumerate(_blocks(_read(path), "toml")):
         file = tmp_path / f"{number}.toml"
         file.write_text(block)
-        configuration.load(file, environ={})
+        if path in SCENARIOS:
+            reading.read(file)
+        else:
+            configuration.load(file, environ={})
 
 
 # ---------------------------------------------------------------------------- tables

@@ -10,8 +10,9 @@ from random import Random
 
 import pytest
 
-from infiniswap.donor.evict import EvictionConfig, Evictor, MappedSlab
+from infiniswap.donor.evict import Evictor, MappedSlab
 from infiniswap.errors import DeadlineError, EngineError, InfiniswapError, RequestRefusedError
+from infiniswap.policy.eviction import EvictionConfig
 
 Rates = Mapping[int, dict[int, float] | InfiniswapError]
 

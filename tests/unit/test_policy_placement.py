@@ -22,7 +22,7 @@ WORLD = st.dictionaries(st.integers(0, 11), USE, max_size=10)
 def placed(
     donors: Collection[int], holding: Collection[int] = (), seed: int = 0, choices: int = 2
 ) -> Placement[int]:
-    return Placement(donors, holding, Random(seed), PolicyConfig(choices=choices))
+    return Placement(list(donors), holding, Random(seed), PolicyConfig(choices=choices))
 
 
 def drive(
@@ -101,12 +101,39 @@ def test_two_choices_balance_better_than_one() -> None:
         load = dict.fromkeys(range(20), 0)
         for _ in range(2000):
             world = {donor: MemoryUse(count / 2000, 1) for donor, count in load.items()}
-            chosen, _ = drive(Placement(world, set(), rng, PolicyConfig(choices=choices)), world)
+            policy = PolicyConfig(choices=choices)
+            chosen, _ = drive(Placement(list(world), set(), rng, policy), world)
             assert chosen is not None
             load[chosen] += 1
         return max(load.values()) - min(load.values())
 
     assert spread(2) < spread(1) / 4
+
+
+def test_each_donor_is_asked_equally_often() -> None:
+    rng, policy = Random(3), PolicyConfig()
+    counts = [0] * 7
+    for _ in range(7_000):
+        step = Placement(range(7), (), rng, policy).next()
+        assert isinstance(step, Ask)
+        for donor in step.donors:
+            counts[donor] += 1
+    assert all(abs(count - 2_000) < 200 for count in counts)
+
+
+def test_a_donor_that_may_not_be_asked_is_left_out() -> None:
+    world = {n: MemoryUse(0.5, 1) for n in range(6)}
+    placement = Placement(list(world), [0, 1], Random(1), PolicyConfig(), lambda donor: donor > 0)
+    asked: list[int] = []
+    while not isinstance(step := placement.next(), Exhausted):
+        if isinstance(step, Choose):
+            placement.refused(step.donor)
+            continue
+        asked += step.donors
+        for donor in step.donors:
+            placement.answered(donor, world[donor])
+    assert set(asked[:4]) == {2, 3, 4, 5}
+    assert asked[4:] == [1]
 
 
 def test_misuse_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infiniswap.toml_lines import with_keys
+from infiniswap.toml_lines import key_lines, with_keys
 
 FILE = """\
 # a comment
@@ -23,6 +23,20 @@ pool = "8G"  # mine
 name = "one"
 secret_file = "/a"
 """
+
+
+def test_tables_of_an_array_have_lines() -> None:
+    text = "a = 1\n[[jobs]]\ncount = 1\n\n[[jobs]]  # two\ncount = 2\n[run]\ncount = 3\n"
+    assert key_lines(text) == {
+        "a": 1,
+        "jobs": 2,
+        "jobs.0": 2,
+        "jobs.0.count": 3,
+        "jobs.1": 5,
+        "jobs.1.count": 6,
+        "run": 7,
+        "run.count": 8,
+    }
 
 
 def test_other_lines_stay() -> None:

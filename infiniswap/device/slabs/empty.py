@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.engine.protocol import SlabInfo, SlabState
 from infiniswap.errors import InfiniswapError
+from infiniswap.policy.empty import REST_PAGES_PER_S, EmptySince
 
 log = logging.getLogger(__name__)
-
-_EMPTY_S_MAX = 30.0
-_REST_PAGES_PER_S = 1.0
 
 
 class EmptySlabs:
@@ -35,22 +33,19 @@ class EmptySlabs:
         self._known_donors = known_donors
         self._activity = activity
         self._returned = returned
-        self._since_s: dict[int, float] = {}
+        self._empty = EmptySince()
 
     async def look(self, slabs: Sequence[SlabInfo]) -> None:
         """Gives back what has been empty and at rest for half a minute."""
-        now_s = asyncio.get_running_loop().time()
-        for number, slab in enumerate(slabs):
-            rests = (
-                slab.state is SlabState.MAPPED
-                and not slab.is_migrating
-                and not slab.remote_valid_pages
-                and self._activity(number) < _REST_PAGES_PER_S
-            )
-            if not rests:
-                self._since_s.pop(number, None)
-            elif now_s - self._since_s.setdefault(number, now_s) > _EMPTY_S_MAX:
-                await self._give_back(number)
+        rests = [
+            slab.state is SlabState.MAPPED
+            and not slab.is_migrating
+            and not slab.remote_valid_pages
+            and self._activity(number) < REST_PAGES_PER_S
+            for number, slab in enumerate(slabs)
+        ]
+        for number in self._empty.due(asyncio.get_running_loop().time(), rests):
+            await self._give_back(number)
 
     async def _give_back(self, slab: int) -> None:
         link = self._known_donors.of(slab)

@@ -76,9 +76,15 @@ class Placer:
 
     async def _search(self, slab: int, purpose: Purpose) -> bool:
         usable = [link for link in self._known_donors.usable() if slab not in link.mapped]
-        eligible = self._backoff.eligible(usable, _now_s())
         holding = [link for link in self._known_donors.links if link.mapped]
-        placement = Placement(eligible, holding, self._rng, self.policy)
+        now_s = _now_s()
+        placement = Placement(
+            usable,
+            holding,
+            self._rng,
+            self.policy,
+            lambda link: self._backoff.is_eligible(link, now_s),
+        )
         asked: set[DonorLink] = set()
         try:
             while True:
