@@ -66,7 +66,9 @@ class Host:
     def typed(self, commands: str, serving: str) -> Iterator[Service]:
         """A command that goes on until Ctrl-C."""
         log = self.logs / f"{self.name}-{commands.split()[2]}.log"
-        service = Service(self.argv(commands), log, serving, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, self.logs)
+        service = Service(
+            self.argv(commands), log, serving, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, self.logs
+        )
         try:
             yield service
         finally:

@@ -68,8 +68,8 @@ function _shtab__infiniswap_using
   test "$_shtab__infiniswap_cmdpath" = "$argv"
 end
 
-set -g _shtab__infiniswap_commands daemon device 'device start' 'device list' 'device show' 'device stop' 'device reload' 'device restart' 'device remove' run status top ui donor 'donor leases' 'donor drain' 'donor undrain' 'donor ticket' doctor init invite join config 'config check' service 'service install' 'service uninstall' demo
-set -g _shtab__infiniswap_opts_with_value --after --authority --backup --certificate --config --connections --copies --data-port --days --device --dir --donor --donors --frontend --headroom --host --json --listen --local --memory-cgroup --metrics-listen --name --peers --pool --prepare --priority --ready-file --role --root --secret --secret-file --session-key --size --slab --slabs --staging --summary-json --tenant --transport
+set -g _shtab__infiniswap_commands daemon device 'device start' 'device list' 'device show' 'device stop' 'device reload' 'device restart' 'device remove' run status top ui donor 'donor leases' 'donor drain' 'donor undrain' 'donor ticket' doctor init invite join config 'config check' service 'service install' 'service uninstall' demo simulate
+set -g _shtab__infiniswap_opts_with_value --after --authority --backup --certificate --config --connections --copies --data-port --days --device --dir --donor --donors --frontend --headroom --host --json --listen --local --memory-cgroup --metrics-listen --name --peers --plot --pool --prepare --priority --processes --ready-file --role --root --secret --secret-file --seed --seeds --session-key --size --slab --slabs --staging --summary-json --tenant --transport
 
 complete -c infiniswap -e
 complete -c infiniswap -f
