@@ -89,7 +89,8 @@ def hosts(project_root: Path, tmp_path: Path) -> Iterator[dict[str, Host]]:
         made = {}
         for name in net.hosts:
             system = stack.enter_context(fresh_system("bookworm"))
-            system.ok("apt-get", "install", "--yes", "--no-install-recommends", "sudo")
+            # What the commands and the job need, and every host has.
+            system.ok("apt-get", "install", "--yes", "--no-install-recommends", "sudo", "python3")
             shutil.copy(deb, system.root / "root" / deb.name)
             system.ok("bash", "-ec", f"cd /root; {install.replace('install', 'install --yes')}")
             made[name] = Host(net, name, system, tmp_path)
