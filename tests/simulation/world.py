@@ -317,6 +317,8 @@ class World:
         for device in self.devices:
             device.disconnect()
         self.until(lambda: not self._left(), 60.0, "nothing is left of the devices")
+        # One that nobody needed may still be down; it would come up after it was told to stop.
+        self.until(lambda: all(d.is_up for d in self.donors), 60.0, "every donor is back")
         for donor in self.donors:
             donor.stop()
         self.until(lambda: not any(d.is_up for d in self.donors), 60.0, "the donors stop")
