@@ -18,7 +18,7 @@ from support.jobs.zswapped import COMPRESSES, Job, set_zswap
 from infiniswap.system.zswap import HELPS_SHARE_MAX
 from infiniswap.units import MIB
 
-pytestmark = [pytest.mark.kernels("6.12", "6.1"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.kernels("6.12", "6.1"), pytest.mark.timeout(1800), pytest.mark.full]
 
 LOCAL_MIB, JOB_MIB = 24, 48
 
