@@ -219,12 +219,15 @@ def test_daemons_do_what_the_simulator_says(
     content.write_bytes(os.urandom(SLABS * SLAB))
     real, simulated = [], []
     runs = RUNS or 30
+    shown = request.config.pluginmanager.getplugin("capturemanager")
     for number in range(runs):
         figures, beginning = real_run(nine, number, content)
+        with shown.global_and_fixture_disabled():
+            print(f"\nrun {number + 1} of {runs}: {figures}", flush=True)
         real.append(figures)
         simulated += [simulated_run(beginning, number * 100 + seed) for seed in range(20)]
     lines, distances = table(real, simulated)
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+    with shown.global_and_fixture_disabled():
         print("", f"{runs} runs; mean ± standard error", *lines, sep="\n")
     # By chance one figure in twenty is beyond two standard errors, and what one donor has more,
     # another one has less: so two of nine may be, and none beyond three.
