@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from infiniswap import config as configuration
 from infiniswap.cli.common.donors import address_of
 from infiniswap.cli.common.leases import table
+from infiniswap.cli.common.output import results_console
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.control.text import printable
 from infiniswap.errors import DeadlineError, InfiniswapError, NoDonorError
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 _STUCK_S = 30.0
 _COUNT_MAX = 65536
-_PIPE_COLUMNS = 200
 
 
 def add_parser(subparsers: Any) -> None:
@@ -158,11 +158,7 @@ def leases_json(address: HostPort, status: Status) -> dict[str, Any]:
 
 
 def _print_leases(address: HostPort, status: Status) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_PIPE_COLUMNS)
+    console = results_console()
 
     def say(sentence: str) -> None:
         console.print(printable(sentence), markup=False, highlight=False)

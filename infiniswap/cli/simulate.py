@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from infiniswap.cli.common.output import results_console
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.errors import InfiniswapError, UsageError
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from infiniswap.simulation.runner import Simulated
     from infiniswap.system.programs import Process
 
-_PIPE_COLUMNS = 200
 _SEEDS_MAX = 10_000
 _PROCESSES_MAX = 1024
 
@@ -208,12 +208,8 @@ def _print_json(outcomes: Sequence[Simulated]) -> None:
 
 
 def _print_tables(outcomes: Sequence[Simulated]) -> None:
-    from rich.console import Console
-
     from infiniswap.simulation.report import tables
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_PIPE_COLUMNS)
+    console = results_console()
     for table in tables(outcomes):
         console.print(table)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from infiniswap.cli.common.donors import load_with_donors
 from infiniswap.cli.common.leases import table as leases_table
+from infiniswap.cli.common.output import results_console
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.discovery.find import Found, find
 from infiniswap.discovery.static import NO_DONOR_MEND
@@ -40,7 +41,6 @@ def add_parser(subparsers: Any) -> None:
     )
 
 
-_PIPE_COLUMNS = 200
 _UNLIMITED_COLUMNS = 1_000
 _LINES = ("transport_reasons", "degraded", "alarms")
 """Keys of a device that are printed as sentences below the tables."""
@@ -145,12 +145,7 @@ def as_json(rows: Iterable[AskedDonor], devices: Iterable[Mapping[str, Any]]) ->
 
 
 def _print_tables(rows: Sequence[AskedDonor], devices: Sequence[Mapping[str, Any]]) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        # Into a file or a pipe: long lines, so that `grep` finds whole sentences.
-        console = Console(width=_PIPE_COLUMNS)
+    console = results_console()
 
     def say(sentence: str, style: str | None = None) -> None:
         console.print(sentence, style=style, markup=False, highlight=False)

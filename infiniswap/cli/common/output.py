@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard streams that are closed, full, or without a reader."""
+"""Standard streams that are closed, full, or without a reader, and the console of results."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import io
 import os
 import select
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _STDOUT: Final = 1
 _STDERR: Final = 2
+_PIPE_COLUMNS: Final = 200
 
 
 class OutputError(OSError):
@@ -76,3 +80,12 @@ def _text(fd: int, before: Any) -> io.TextIOWrapper:
 def is_reader_gone(error: OutputError) -> bool:
     """Whether the reader has closed the pipe (`| head`), which is no failure."""
     return error.errno == errno.EPIPE
+
+
+def results_console() -> Console:
+    """On standard output. Into a file or a pipe it writes long lines, so that `grep` finds whole
+    sentences."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_COLUMNS)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from infiniswap import config as configuration
+from infiniswap.cli.common.output import results_console
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.cli.doctor.finding import MISSING, OK, WARN, Check, Finding, good, guarded, missing
 from infiniswap.errors import ConfigError
@@ -134,7 +135,6 @@ def examine(config: configuration.Config) -> Iterator[Finding]:
 
 
 def _print(findings: list[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -148,8 +148,6 @@ def _print(findings: list[Finding]) -> None:
         if finding.mend:
             text.append(f"\n  mend: {finding.mend}", style="italic")
         table.add_row(finding.name, Text(finding.state, style=styles[finding.state]), text)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
+    console = results_console()
     console.print(table)
     console.print("Which jobs gain, and which gain more from something else: docs/when-to-use.md")
