@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import secrets
 import time
 from collections import Counter
@@ -26,11 +25,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from infiniswap.control.http import aiohttp, web
+from infiniswap.control.peer import THIS_HOST, consumer_of
 from infiniswap.control.port import error_answer
 from infiniswap.control.service import Admitted
 from infiniswap.ui.assets import INDEX, Asset
 from infiniswap.ui.browsers import HEADERS, host_problem, origin_problem
 from infiniswap.ui.links import LINK_S, TOKEN_LENGTH, Links
+from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
     from infiniswap.ui.cluster_watch import ClusterWatch
@@ -230,14 +231,7 @@ async def _say(ws: web.WebSocketResponse, message: dict[str, object]) -> None:
 
 def _is_loopback(request: web.Request) -> bool:
     name = request.transport.get_extra_info("peername") if request.transport else None
-    if not name:
-        return False
-    try:
-        address = ipaddress.ip_address(name[0])
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
+    return bool(name and consumer_of(str(HostPort(name[0], name[1]))) == THIS_HOST)
 
 
 def _with_headers(response: web.Response) -> web.Response:
