@@ -81,7 +81,7 @@ class DonorSnapshot:
                 used_share=harvester.used_share(),
                 cache_bytes=harvester.cache_bytes,
             ),
-            leases=_leases(donor),
+            leases=[_lease_status(donor.store, lease) for lease in donor.table.leases()],
             counters={
                 **{name: value for name, value in stats.items() if not name.startswith("slabs_")},
                 **self.service,
@@ -89,6 +89,21 @@ class DonorSnapshot:
                 **self.server,
             },
         )
+
+
+def full_status(donor: DonorService) -> m.Status:
+    """The status with what devices have said, which metrics do not need; made without waiting."""
+    status, leases = DonorSnapshot(donor).status, donor.table.leases()
+    is_listed = sum(len(lease.slots) for lease in leases) <= SLABS_LISTED_MAX
+    told = [
+        structs.replace(
+            row,
+            slabs=donor.heat.slabs(lease) if is_listed else [],
+            device=donor.heat.said(lease.lease).device,
+        )
+        for row, lease in zip(status.leases, leases, strict=True)
+    ]
+    return fitting(structs.replace(status, leases=told))
 
 
 def fitting(status: m.Status) -> m.Status:
@@ -103,19 +118,6 @@ def fitting(status: m.Status) -> m.Status:
         kept.add(lease.lease)
     leases = [lease for lease in status.leases if lease.lease in kept]
     return structs.replace(status, leases=leases, leases_left_out=len(status.leases) - len(leases))
-
-
-def _leases(donor: DonorService) -> list[m.LeaseStatus]:
-    leases = donor.table.leases()
-    is_listed = sum(len(lease.slots) for lease in leases) <= SLABS_LISTED_MAX
-    return [
-        structs.replace(
-            _lease_status(donor.store, lease),
-            slabs=donor.heat.slabs(lease) if is_listed else [],
-            device=donor.heat.said(lease.lease).device,
-        )
-        for lease in leases
-    ]
 
 
 def _lease_status(store: Store, lease: GrantedLease) -> m.LeaseStatus:

@@ -34,7 +34,7 @@ from infiniswap.donor.lent import LentSlabs
 from infiniswap.donor.quota import Quota
 from infiniswap.donor.rdma import DonorRdma
 from infiniswap.donor.records import LeaseRecords
-from infiniswap.donor.report import DonorSnapshot, fitting
+from infiniswap.donor.report import DonorSnapshot, full_status
 from infiniswap.donor.requests import LASTING_TICKET, Requests
 from infiniswap.donor.room import Room
 from infiniswap.donor.sessions import Sessions
@@ -197,7 +197,7 @@ class DonorService:
 
     def status(self) -> m.Status:
         """See Service."""
-        return fitting(DonorSnapshot(self).status)
+        return full_status(self)
 
     async def refresh(self) -> None:
         """See Service."""
