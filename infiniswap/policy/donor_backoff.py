@@ -83,10 +83,6 @@ class DonorBackoff(Generic[Donor]):
         """Whether this donor may be asked now."""
         return self._retry_s.get(donor, now_s) <= now_s
 
-    def eligible(self, donors: Iterable[Donor], now_s: float) -> list[Donor]:
-        """Those of the given donors that may be asked now, in the given order."""
-        return [donor for donor in donors if self.is_eligible(donor, now_s)]
-
     def retry_s(self, donors: Iterable[Donor], now_s: float) -> float | None:
         """Time at which the first of the given donors that must wait may be asked again.
 

@@ -52,7 +52,8 @@ class Fixture:
 
     def eligible(self) -> list[Any]:
         now_s = asyncio.get_running_loop().time()
-        return list(self.known_donors.backoff.eligible(self.known_donors.links, now_s))
+        backoff = self.known_donors.backoff
+        return [link for link in self.known_donors.links if backoff.is_eligible(link, now_s)]
 
     # ------------------------------------------------------- what is used of the engine
 

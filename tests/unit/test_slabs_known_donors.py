@@ -83,7 +83,8 @@ async def test_a_donor_that_is_avoided_gets_nothing_for_a_while_and_an_alarm_say
     (alarm,) = alarms.values()
     assert alarm.startswith(f"donor {A} gets no further slabs for 10 s: 16 pages came back")
     assert "keeps those that it has" in alarm
-    eligible = known_donors.backoff.eligible(known_donors.links, now_s + 5.0)
+    backoff = known_donors.backoff
+    eligible = [link for link in known_donors.links if backoff.is_eligible(link, now_s + 5.0)]
     assert [link.address for link in eligible] == [B]
     known_donors.avoided(link, "32 pages came back with other bytes")
     (alarm,) = alarms.values()
@@ -114,7 +115,7 @@ async def test_the_alarm_of_a_distrusted_donor_is_its_own_and_ends(ending: str) 
         alarms[f"donor {A}"] == f"donor {A} was given up for 10 s: its replies break the protocol"
     )
     now_s = asyncio.get_running_loop().time()
-    assert known_donors.backoff.eligible(known_donors.links, now_s) == []
+    assert not any(known_donors.backoff.is_eligible(link, now_s) for link in known_donors.links)
     known_donors.distrusted(liar, "again")
     assert "for 20 s: again" in alarms[f"donor {A}"]
     if ending == "it takes a slab":
