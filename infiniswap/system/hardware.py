@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.system import rdma
-from infiniswap.system.files import PROC, SYS, try_read_text
+from infiniswap.system.files import PROC, SYS, try_read_int, try_read_text
 
 _OS_RELEASE: Final = Path("/etc/os-release")
 
@@ -90,11 +90,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _number(path: Path) -> int | None:
-    text = _text(path)
-    return int(text) if text.isdecimal() else None
-
-
 def _driver(device: Path) -> str:
     link = device / "driver"
     return os.path.basename(os.path.realpath(link)) if link.exists() else ""
@@ -134,8 +129,8 @@ def network_cards(*, sys: Path = SYS) -> tuple[NetworkCard, ...]:
             card = NetworkCard(
                 driver=_driver(path / "device"),
                 pci_id=_pci_id(path / "device"),
-                mbit_per_s=_number(path / "speed"),
-                mtu_bytes=_number(path / "mtu"),
+                mbit_per_s=try_read_int(path / "speed"),
+                mtu_bytes=try_read_int(path / "mtu"),
             )
             found.append(card)
     return tuple(found)

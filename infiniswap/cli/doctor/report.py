@@ -41,8 +41,6 @@ _ADDRESS: Final = re.compile(
     r"(?<![\w.:])(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|(?:[0-9a-f]{0,4}:){2,}[0-9a-f.]*)(?:%\w+)?",
     re.IGNORECASE,
 )
-
-
 _PATH: Final = re.compile(r"(?<![\w/])/(?!dev/|proc/|sys/)[\w.@+-]+(?:/[\w.@+-]*)+")
 """Of files; those of the kernel are the same everywhere."""
 
