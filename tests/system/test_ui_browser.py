@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from pictures.browser import chromium
 from support.devices.cluster import SLAB, Cluster, Device, Donor
 from support.devices.nbd_client import ask, connected
-from support.machine.chromium import Seen, chromium
+from support.machine.chromium import Seen
 
 from infiniswap.units import MIB, PAGE_BYTES
 

@@ -25,7 +25,7 @@ from netns_cluster.plan import HostPlan, Plan
 
 from infiniswap.errors import InfiniswapError, UnavailableError
 from infiniswap.units import MIB
-from pictures.shoot import EXECUTABLE
+from pictures.browser import EXECUTABLE
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = ROOT / "docs"

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 from rich.console import Console
 from rich.text import Text
 
-EXECUTABLE: Final = "/usr/bin/chromium"
+from pictures.browser import chromium
+
 PAGE_SIZE: Final = {"width": 1000, "height": 800}
 _SEEN_S: Final = 40
 """How long the page is open before its picture: the charts need a past."""
@@ -78,12 +78,9 @@ def main() -> int:
     parser.add_argument("--columns", type=int, required=True)
     parser.add_argument("--top", type=Path, required=True)
     args = parser.parse_args()
-    flags = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=EXECUTABLE, args=flags)
+    with chromium() as browser:
         terminal(browser, args.text.read_text(encoding="utf-8"), args.columns, args.top)
         page(browser, args.link, {"light": args.light, "dark": args.dark})
-        browser.close()
     return 0
 
 

@@ -1,33 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page in the distribution's Chromium, without a window."""
+"""A page in a browser of pictures.browser, and what it complains of."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page
 
-EXECUTABLE = "/usr/bin/chromium"
 WAIT_MS = 30_000
 """Of every wait for something that must come."""
-
-
-@contextlib.contextmanager
-def chromium() -> Iterator[Browser]:
-    """The browser."""
-    # As root it has no sandbox; containers have a small /dev/shm.
-    flags = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=EXECUTABLE, args=flags)
-        try:
-            yield browser
-        finally:
-            browser.close()
 
 
 @dataclass
