@@ -19,7 +19,7 @@ from support.devices.cluster import NEEDS_SWAP, until
 from support.documents import blocks, marked
 from support.machine.fresh_systems import FreshSystem, fresh_system
 from support.machine.ran import ran
-from support.machine.usershell import Service
+from support.machine.usershell import Service, bash, join_command
 from support.machine.wheels import copy_checkout, make_in
 
 from infiniswap.system.netns import NetworkNamespaces
@@ -54,7 +54,7 @@ class Host:
         self.logs = logs
 
     def argv(self, commands: str) -> list[str]:
-        return self.net.command(self.name, self.system.command("bash", "-ec", commands))
+        return self.net.command(self.name, self.system.command(*bash(commands)))
 
     def type(self, commands: str) -> tuple[str, str]:
         """Commands that end; returns both outputs."""
@@ -105,9 +105,7 @@ def test_six_commands_lead_from_fresh_systems_to_a_job_on_a_neighbour(
     join, status, job = (block.body for block in marked(Path("README.md"), "on", "consumer"))
 
     with donor.typed(invite, "Waiting;") as inviting:
-        found = re.search(r"^ +sudo (infiniswap join \S+)$", inviting.log, re.MULTILINE)
-        assert found, inviting.log
-        consumer.type(join.replace("infiniswap join TOKEN", found[1]))
+        consumer.type(join.replace("infiniswap join TOKEN", join_command(inviting.log)))
         until(lambda: "joined: " in inviting.log, "the inviting host to know it")
     with donor.typed(daemon, ":9400, pages "):
         assert "serving" in consumer.type(status)[0]

@@ -23,7 +23,7 @@ import pytest
 from support.devices.cluster import WAIT_S, Cluster, until
 from support.documents import marked
 from support.donors.donor_world import SECRET
-from support.machine.usershell import BESIDE, Service, bash, search_path
+from support.machine.usershell import BESIDE, Service, bash, join_command, search_path
 
 from infiniswap.system.netns import NetworkNamespaces
 from infiniswap.system.programs import run_command
@@ -82,9 +82,8 @@ class Machines:
     def _bring_together(self, join: str) -> tuple[str, str]:
         inviting = self._service(blocks("on", "donor")[0], "Waiting;")
         try:
-            command = re.search(r"^ +sudo (infiniswap join \S+)$", inviting.log, re.MULTILINE)
-            assert command, inviting.log
-            joined = self.run("consumer", join.replace("infiniswap join TOKEN", command[1]))
+            command = join_command(inviting.log)
+            joined = self.run("consumer", join.replace("infiniswap join TOKEN", command))
             assert joined.returncode == 0, joined.stderr
             until(lambda: "joined: " in inviting.log, "the inviting host to know it")
         finally:

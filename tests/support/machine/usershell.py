@@ -37,6 +37,13 @@ def bash(text: str) -> list[str]:
     return ["bash", "-c", f"set -euo pipefail\n{text}"]
 
 
+def join_command(said: str) -> str:
+    """The command that `infiniswap invite` has said to type on the new host, without `sudo`."""
+    found = re.search(r"^ +sudo (infiniswap join \S+)$", said, re.MULTILINE)
+    assert found, said
+    return found[1]
+
+
 def smaller(text: str, gib_mib: int) -> str:
     """The commands with so many MiB for each GiB."""
     text = re.sub(r"(\d+) << 30", lambda match: f"{int(match[1]) * gib_mib} << 20", text)
