@@ -2,7 +2,9 @@
 /* Reading from donors alone, or from the quicker source: which way gets more pages read. */
 #include "engine/state/pace.h"
 
+/* Stretches between two trials. */
 #define PAUSE_MIN 4u
+#define PAUSE_MAX 256u
 /* Without a read for longer than this, the job had something else to do. */
 #define GAP_NS 1000000u
 /* A trial that takes so many times as long is lost before its end. */
@@ -35,7 +37,7 @@ static uint32_t next_way(struct iswi_pace *p, uint32_t way, uint64_t ns, bool sa
 
 		kept = won ? way : kept;
 		atomic_store_explicit(&p->kept, kept, memory_order_relaxed);
-		p->pause = won ? PAUSE_MIN : ISWI_MIN(p->pause * 2, ISWI_PACE_PAUSE_MAX);
+		p->pause = won ? PAUSE_MIN : ISWI_MIN(p->pause * 2, PAUSE_MAX);
 		p->left = p->pause;
 		return kept;
 	}

@@ -14,8 +14,7 @@
 
 #include "util/util.h"
 
-#define ISWI_PACE_PAGES     256u
-#define ISWI_PACE_PAUSE_MAX 256u /* stretches between two trials */
+#define ISWI_PACE_PAGES 256u
 
 enum iswi_pace_way { ISWI_PACE_DONORS, ISWI_PACE_QUICKER };
 
