@@ -61,8 +61,8 @@ class Floors:
     Attributes:
         anon_peak_bytes: of the job.
         paged_bytes: in, and out.
-        donors_share: of the page-ins, what donors served or could have served sooner than a disk
-            that answers on a host whose processors are full.
+        donors_share: of the page-ins, what donors served, and what they had as well but the disk
+            had sooner.
         donors_share_min: what they served in any case.
         disk_share_max: of the page-ins, what came from the disk for want of a donor.
     """

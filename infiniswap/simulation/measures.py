@@ -10,8 +10,8 @@ from typing import Final
 from msgspec import Struct
 
 KINDS: Final = ("own", "pages", "slabs", "held")
-"""Ways to count a host's use: by itself alone; and the pages that it keeps for others; or whole
-slabs that it has lent; or these and the free slabs of its pool."""
+"""Ways to count a host's use: its own alone; and the pages that it keeps for others; or whole slabs
+that it has lent; or these and the free slabs of its pool."""
 
 
 class Spread(Struct, frozen=True):

@@ -171,7 +171,7 @@ def _compare(outcomes: Sequence[Simulated]) -> Table:
 def _optimum(outcomes: Sequence[Simulated]) -> Table:
     table = _table("The best placement of the same slabs", outcomes, "what", "share")
     found = [o.optimum for o in outcomes if o.optimum is not None]
-    table.add_row("busiest host, by itself", figure([b.own for b in found], _percent))
+    table.add_row("busiest host, own use", figure([b.own for b in found], _percent))
     table.add_row("busiest host, as simulated", figure([b.ours for b in found], _percent))
     table.add_row("busiest host, at best", figure([b.max_share for b in found], _percent))
     table.add_row("no placement is below", figure([b.bound for b in found], _percent))
