@@ -4,7 +4,7 @@
 
 Python: rights → errors → units, fields, keys, own_code, code_versions → secret, peers → config →
 policy, control, engine → system → discovery → watch → ui → donor, device → demo, invitation,
-simulation → cli; each may import what stands before it, and itself.
+simulation, planning → cli; each may import what stands before it, and itself.
 `policy/`, `simulation/` and the message code are pure: no clock, no I/O, no randomness of their
 own. `testing/` is shipped for tests and imported by nothing else. Programs are started in one place
 (SPAWNERS), which gives them nothing that another user may have prepared.
@@ -58,6 +58,7 @@ PYTHON_RANKS = {
     "demo": 10,
     "invitation": 10,
     "simulation": 10,
+    "planning": 10,
     "cli": 11,
     "testing": 11,
     "__main__": 12,

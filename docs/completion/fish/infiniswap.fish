@@ -68,8 +68,8 @@ function _shtab__infiniswap_using
   test "$_shtab__infiniswap_cmdpath" = "$argv"
 end
 
-set -g _shtab__infiniswap_commands daemon device 'device start' 'device list' 'device show' 'device stop' 'device reload' 'device restart' 'device remove' run status top ui donor 'donor leases' 'donor drain' 'donor undrain' 'donor ticket' doctor init invite join config 'config check' service 'service install' 'service uninstall' demo simulate
-set -g _shtab__infiniswap_opts_with_value --after --authority --backup --certificate --config --connections --copies --data-port --days --device --dir --donor --donors --frontend --headroom --host --json --listen --local --memory-cgroup --metrics-listen --name --peers --plot --pool --prepare --priority --processes --ready-file --role --root --secret --secret-file --seed --seeds --session-key --size --slab --slabs --staging --summary-json --tenant --transport
+set -g _shtab__infiniswap_commands daemon device 'device start' 'device list' 'device show' 'device stop' 'device reload' 'device restart' 'device remove' run status top ui donor 'donor leases' 'donor drain' 'donor undrain' 'donor ticket' doctor init invite join config 'config check' service 'service install' 'service uninstall' demo plan simulate
+set -g _shtab__infiniswap_opts_with_value --after --authority --backup --certificate --config --connections --copies --data-port --days --device --dir --donor --donors --frontend --headroom --host --json --listen --local --memory-cgroup --metrics-listen --name --peers --pid --plot --pool --prepare --priority --processes --ready-file --role --root --secret --secret-file --seed --seeds --session-key --size --slab --slabs --slowdown --staging --summary-json --tenant --transport
 
 complete -c infiniswap -e
 complete -c infiniswap -f
@@ -263,6 +263,26 @@ complete -c infiniswap -n '_shtab__infiniswap_using demo' -s h -l help -d 'show 
 complete -c infiniswap -n '_shtab__infiniswap_using demo' -l dir -xka "(__fish_complete_directories)" -d 'directory on a local disk for data and disk volume (default /var/tmp)'
 complete -c infiniswap -n '_shtab__infiniswap_using demo' -l keep -d 'keep the TPC-H data in ~/.cache for the next demo'
 complete -c infiniswap -n '_shtab__infiniswap_using demo' -l json -xka "(__fish_complete_path (commandline -ct))" -d 'write the results to this file as JSON'
+complete -c infiniswap -n '_shtab__infiniswap_using; and test $_shtab__infiniswap_npos -eq 0' -a plan -d 'predict how long a command takes at each memory limit'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -s h -l help -d 'show this help message and exit'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l slowdown -x -d 'recommend the smallest limit at which the command takes at most X times as long (default 1.1)'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l forget -d 'first forget what earlier plans have measured on this host'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l pid -x -d 'report how much memory process N uses; clears the kernel'"'"'s referenced bits of its pages'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l probe -d 'with --pid: lower the limit of the process'"'"'s cgroup step by step, measure its pace, and take the limit back'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l device -x -d 'page to this running swap device'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l size -x -d 'size of the swap device (default: as `infiniswap run`)'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l donors -xka "(_infiniswap_donors)" -d 'addresses or names of the donors'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l secret-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the cluster secret (mode 0600)'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l frontend -xka "auto ublk nbd fuse nbd-socket" -d 'how the kernel sees the device (default auto: the first that works)'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l backup -xka "(__fish_complete_path (commandline -ct))" -d 'local copy of all pages: a file, a block device or none (default: a file in device.backup_dir)'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l allow-data-loss -d 'accept that swap with --backup none loses the pages of a lost donor'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l transport -xka "auto rdma tcp" -d 'how pages travel (default auto: RDMA where both ends have it, else TCP)'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l slab -x -d 'size of the donors'"'"' slabs (default 1G)'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l tenant -x -d 'on whose account donors list this device'"'"'s memory (default: device.tenant, else this host)'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l staging -x -d 'memory for pages on their way to donors and backup (default 64M)'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file (TOML)'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l json -d 'print JSON, for programs'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'draw the curves to this PNG file'
 complete -c infiniswap -n '_shtab__infiniswap_using; and test $_shtab__infiniswap_npos -eq 0' -a simulate -d 'show what lending would do to a cluster, in virtual time'
 complete -c infiniswap -n '_shtab__infiniswap_using simulate' -s h -l help -d 'show this help message and exit'
 complete -c infiniswap -n '_shtab__infiniswap_using simulate' -l list -d 'list the scenarios that come with the program'

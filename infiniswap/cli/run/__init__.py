@@ -3,14 +3,15 @@
 
 This process prepares and reports. The device's process watches this one and cleans up, so that
 nothing is left behind whenever this one is killed. `device` joins or starts the swap device, `job`
-runs the command, `live_line` prints meanwhile; `dry_run` says what they would do. No other module
-enters.
+runs the command, `live_line` prints meanwhile; `dry_run` says what they would do. `infiniswap plan`
+enters by `with_device`, no other module does.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from typing import Any
 
 from infiniswap import config as configuration
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with ending_signals_raise(), open_summary_file(args.summary_json, user) as summary_file:
             request = RunRequest(args, command, user, is_member, local.limit_bytes, summary_file)
-            return _run_with_device(request, config)
+            return with_device(request, config)
     except EndingSignal as error:
         return 128 + error.number
 
@@ -143,7 +144,12 @@ def _check(args: argparse.Namespace, command: list[str]) -> Local:
     return local
 
 
-def _run_with_device(request: RunRequest, config: configuration.Config) -> int:
+def with_device(
+    request: RunRequest,
+    config: configuration.Config,
+    jobs: Callable[[RunRequest, run_job.Paging], int] = run_job.run,
+) -> int:
+    """Runs jobs on the device that the request names, or on one of its own."""
     paths, joined = device.get(request, config)
     watch: lost.Watch | None = None
     others = beside.Others(config.device.run_dir, paths.name)
@@ -157,7 +163,7 @@ def _run_with_device(request: RunRequest, config: configuration.Config) -> int:
                 say(line)
             if others.areas:
                 say(usage.describe_others(others.areas.values()))
-        return run_job.run(request, run_job.Paging(paths, before, watch, others, joined))
+        return jobs(request, run_job.Paging(paths, before, watch, others, joined))
     finally:
         try:
             if not request.is_member:  # whose cgroup's end is the end of the run

@@ -27,6 +27,10 @@ KILLED: Final = 128 + signal.SIGKILL
 _UNREADABLE: Final = 128 + signal.SIGBUS
 
 
+class _EnoughSeenError(Exception):
+    """The follower needs no more of the job."""
+
+
 @dataclass(frozen=True, slots=True)
 class Paging:
     """Where a job's pages go.
@@ -64,6 +68,8 @@ def run(request: RunRequest, paging: Paging) -> int:
     summary = usage.summarize(
         request.command[0], result, sampler, request.local_bytes, told, after, areas, shared=shared
     )
+    if request.follower is not None:
+        request.follower.ended(summary)
     if summary.oom_kills:
         say(usage.describe_oom(summary, after.size_bytes))
     if not request.args.quiet:
@@ -97,6 +103,8 @@ def _run_job(
             _check_device(watch)
         else:
             live.tick()
+        if request.follower is not None and request.follower.look(cgroup):
+            raise _EnoughSeenError
 
     with job.own_terminal(request.user) as terminal:
         process = job.start(request.command, cgroup, request.user, signals, terminal)
@@ -110,6 +118,12 @@ def _run_job(
                 terminal.end()
             process.wait()
             return job.JobResult(KILLED, time.monotonic() - started_s), None
+        except _EnoughSeenError:
+            cgroup.kill()
+            if terminal is not None:
+                terminal.end()
+            process.wait()
+            result = job.JobResult(KILLED, time.monotonic() - started_s)
         finally:
             attendant.end()
             live.clear()

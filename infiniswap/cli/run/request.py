@@ -13,10 +13,23 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
+from typing import Protocol
 
 from infiniswap.cli.run.live_line import say
 from infiniswap.device.jobs import sudo
+from infiniswap.device.jobs.usage import Summary
 from infiniswap.errors import UsageError
+from infiniswap.system.cgroup import MemoryCgroup
+
+
+class Follower(Protocol):
+    """Watches the job of a run: `infiniswap plan` does."""
+
+    def look(self, cgroup: MemoryCgroup) -> bool:
+        """Called often while the job runs; True ends the job."""
+
+    def ended(self, summary: Summary) -> None:
+        """Called at the end, unless the device has gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +38,7 @@ class RunRequest:
 
     Attributes:
         is_member: not root: the device's process does what needs root.
+        follower: of the job.
     """
 
     args: argparse.Namespace
@@ -33,6 +47,7 @@ class RunRequest:
     is_member: bool
     local_bytes: int
     summary_file: SummaryFile | None
+    follower: Follower | None = None
 
 
 class SummaryFile:

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan tells: a table with a curve, the recommended limit, remarks, a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.table import Table
+
+from infiniswap.errors import UnavailableError, from_oserror
+from infiniswap.planning.prediction import Point
+from infiniswap.units import format_size_short
+
+_BAR: Final = 24
+"""Columns of the longest time."""
+_DPI: Final = 100
+INSTALL: Final = "Install: pip install 'infiniswap[simulate]'."
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The result; also the fields of --json.
+
+    Attributes:
+        command: as it is typed.
+        exit_code: of the run without a limit.
+        elapsed_s: its time.
+        peak_bytes: the most memory that the job used, file cache left out.
+        probe_limit_bytes: of the run with a limit; None: there was none.
+        probe_elapsed_s: its time.
+        probe_page_ins: pages that came in.
+        probe_share: of the job's work that it has done, by processor time.
+        page_us: what a page costs.
+        from_history: share of `page_us` that comes from earlier plans and defaults.
+        slowdown: that was asked for.
+        recommended: the smallest limit for that; None: no prediction.
+        type: the command that runs the job so.
+        curve: from the peak down; empty: no prediction.
+        notes: what limits the prediction.
+    """
+
+    command: str
+    exit_code: int
+    elapsed_s: float
+    peak_bytes: int
+    probe_limit_bytes: int | None
+    probe_elapsed_s: float
+    probe_page_ins: int
+    probe_share: float
+    page_us: float
+    from_history: float
+    slowdown: float
+    recommended: Point | None
+    type: str
+    curve: Sequence[Point]
+    notes: Sequence[str]
+
+
+def table(plan: Planned) -> Table:
+    """A line for each limit."""
+    found = Table(title=f"{plan.command}: predicted", title_justify="left")
+    for name in ("limit", "of peak", "time", "slowdown", "page-ins", "remote memory"):
+        found.add_column(name, justify="right", no_wrap=True)
+    found.add_column("time")
+    longest_s = max(point.elapsed_s for point in plan.curve)
+    for point in plan.curve:
+        found.add_row(
+            format_size_short(point.limit_bytes),
+            f"{point.limit_bytes / plan.peak_bytes:.0%}",
+            f"{point.elapsed_s:.1f} s",
+            f"{point.slowdown:.2f}",
+            f"{point.page_ins:,}".replace(",", " "),
+            format_size_short(point.remote_bytes),
+            "█" * max(1, round(_BAR * point.elapsed_s / longest_s)),
+        )
+    return found
+
+
+def lines(plan: Planned) -> list[str]:
+    """What stands below the table."""
+    said = [
+        f"{plan.elapsed_s:.1f} s without a limit, and {format_size_short(plan.peak_bytes)} of "
+        "memory at the most"
+    ]
+    if plan.probe_limit_bytes is not None:
+        said.append(
+            f"measured at {format_size_short(plan.probe_limit_bytes)}: {plan.probe_share:.0%} of "
+            f"the work in {plan.probe_elapsed_s:.1f} s, {plan.probe_page_ins} page-ins"
+        )
+    said += plan.notes
+    if plan.recommended is not None:
+        limit = format_size_short(plan.recommended.limit_bytes)
+        remote = format_size_short(plan.recommended.remote_bytes)
+        said.append(
+            f"a slowdown of at most {plan.slowdown:g} needs a limit of {limit}, and {remote} of "
+            f"remote memory. Type: {plan.type}"
+        )
+    return said
+
+
+def draw(plan: Planned, path: Path) -> None:
+    """Writes a PNG file: time and page-ins against the limit.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+        InfiniswapError: the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnavailableError(
+            f"a plot needs matplotlib: {error}", where="--plot", mend=INSTALL
+        ) from error
+    mib = [point.limit_bytes / 2**20 for point in plan.curve]
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    times, pages = figure.subplots(1, 2)
+    times.plot(mib, [point.elapsed_s for point in plan.curve], color="#1f6fb4")
+    times.set_ylabel("time, s")
+    if plan.recommended is not None:
+        at = plan.recommended.limit_bytes / 2**20
+        times.axvline(at, color="#d1652a", linestyle="--", label=f"slowdown {plan.slowdown:g}")
+        times.legend()
+    pages.plot(mib, [point.page_ins / 1000 for point in plan.curve], color="#1f6fb4")
+    pages.set_ylabel("page-ins, thousands")
+    for axes in (times, pages):
+        axes.set_xlabel("limit, MiB")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    figure.suptitle(plan.command)
+    try:
+        figure.savefig(path, format="png", dpi=_DPI, metadata={"Software": None})
+    except OSError as error:
+        raise from_oserror("cannot write the plot", error, where=str(path)) from error
