@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from infiniswap import config as configuration
 from infiniswap.cli.common.output import results_console
 from infiniswap.cli.common.parser import add_shared
-from infiniswap.cli.device.options import add_device_options, load_config
+from infiniswap.cli.device.options import load_config
+from infiniswap.cli.run import add_device_choice, check_device, with_device
 from infiniswap.errors import NoDonorError, NotPermittedError, UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from infiniswap.planning.report import Planned
     from infiniswap.planning.watch import LimitedWatch, WholeWatch
 
-_PROBE_SHARE: Final = 50
+_PROBE_SHARE: Final = 45
 """Of the peak: the limit of the second run."""
 
 _SHORT_S: Final = 1.0
@@ -43,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="predict how long a command takes at each memory limit",
-        description="Runs COMMAND twice: to its end without a limit, then at half of the memory "
+        description="Runs COMMAND twice: to its end without a limit, then with 45 % of the memory "
         "that it used, for at most the same time. Predicts its time at every limit with the donors "
         "and the disk as they are, and names the smallest --local for a slowdown. The second run "
         "may be ended before it is finished.",
@@ -74,12 +75,8 @@ def add_parser(subparsers: Any) -> None:
         help="with --pid: lower the limit of the process's cgroup step by step, measure its pace, "
         "and take the limit back",
     )
-    parser.add_argument("--device", metavar="NAME", help="page to this running swap device")
-    parser.add_argument(
-        "--size", metavar="SIZE", help="size of the swap device (default: as `infiniswap run`)"
-    )
-    add_device_options(parser)
-    add_shared(parser, "--config", "--json")
+    add_device_choice(parser, "what donors can lend, less where the disk has less room")
+    add_shared(parser, "--json")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the curves to this PNG file"
     )
@@ -109,6 +106,7 @@ def _check(args: argparse.Namespace, command: list[str]) -> None:
     """Raises UsageError for arguments that make no sense."""
     if not args.slowdown > 1.0:
         raise UsageError(f"{args.slowdown:g} is not above 1", where="--slowdown")
+    check_device(args)
     if args.probe and args.pid is None:
         raise UsageError(
             "--probe belongs to --pid", mend="A command is probed without it: leave --probe out."
@@ -187,7 +185,6 @@ def _process(args: argparse.Namespace) -> int:
 def _command(
     args: argparse.Namespace, config: configuration.Config, command: list[str], past: Path
 ) -> int:
-    from infiniswap.cli.run import with_device
     from infiniswap.cli.run.request import EndingSignal, RunRequest, ending_signals_raise
     from infiniswap.device.jobs import job, sudo
     from infiniswap.planning.watch import WholeWatch
@@ -350,9 +347,10 @@ def _notes(
             "above as its limit nothing is paged out"
         )
     elif limited.probe is None:
+        how = "" if limited.summary is None else f" with exit code {limited.summary.exit_code}"
         found.append(
-            "the command failed under the limit: the times rest on earlier plans on this host, or "
-            "on 60 µs a page where there are none"
+            f"the second run ended{how}: the times rest on earlier plans on this host, or on 60 µs "
+            "a page where there are none"
         )
     if whole.summary.swap_peak_bytes:
         found.append("the run without a limit was paged out, too: this host is short of memory")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -72,7 +72,7 @@ def require(pid: int, *, proc: Path = PROC) -> None:
         )
 
 
-def working_set(pid: int) -> Iterator[Used]:
+def working_set(pid: int, looks_s: Sequence[float] = LOOKS_S) -> Iterator[Used]:
     """Clears the bits, and looks several times.
 
     Raises:
@@ -80,7 +80,7 @@ def working_set(pid: int) -> Iterator[Used]:
     """
     touched.clear([pid])
     began_s = time.monotonic()
-    for at_s in LOOKS_S:
+    for at_s in looks_s:
         time.sleep(max(0.0, began_s + at_s - time.monotonic()))
         require(pid)
         now = touched.touched([pid])

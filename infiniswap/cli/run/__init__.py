@@ -54,18 +54,7 @@ def add_parser(subparsers: Any) -> None:
         help="memory limit of the job: a size such as 4G, or a share such as 50%% of this host's "
         "memory (of the limit of a cgroup around this shell, where that is lower)",
     )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--device", metavar="NAME", help="page to this running swap device instead of making one"
-    )
-    which.add_argument(
-        "--size",
-        metavar="SIZE",
-        help="size of the swap device (default: 4 times --local, less where donors or the disk "
-        "have less room)",
-    )
-    add_device_options(parser)
-    add_shared(parser, "--config")
+    add_device_choice(parser, "4 times --local, less where donors or the disk have less room")
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -81,6 +70,21 @@ def add_parser(subparsers: Any) -> None:
         "--summary-json", metavar="FILE", help="write the summary to this file as JSON"
     )
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="[--] COMMAND...")
+
+
+def add_device_choice(parser: argparse.ArgumentParser, size_default: str) -> None:
+    """Options that say which device a job pages to; `plan` has them, too."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--device", metavar="NAME", help="page to this running swap device instead of making one"
+    )
+    which.add_argument(
+        "--size",
+        metavar="SIZE",
+        help=f"size of the swap device (default: {size_default})",
+    )
+    add_device_options(parser)
+    add_shared(parser, "--config")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -130,7 +134,12 @@ def _check(args: argparse.Namespace, command: list[str]) -> Local:
             "--json belongs to --dry-run",
             mend="For the figures of a job as JSON give --summary-json FILE.",
         )
-    local = parse_local(args.local)
+    check_device(args)
+    return parse_local(args.local)
+
+
+def check_device(args: argparse.Namespace) -> None:
+    """Raises UsageError for options of the device that make no sense."""
     if args.size is not None:
         with named("--size"):
             parse_page_size(args.size)
@@ -141,7 +150,6 @@ def _check(args: argparse.Namespace, command: list[str]) -> Local:
                     f"--{name} cannot be used together with --device: that device has its own",
                     mend="Leave out one of the two.",
                 )
-    return local
 
 
 def with_device(

@@ -10,7 +10,11 @@ from isw_bench import suite
 
 SUITES = ("peers", "faults", "frontends", "rdma")
 """Rooms of this package, each with a SUITE."""
-COMMANDS = {"apps": "isw_bench.apps.command", "before": "isw_bench.before"}
+COMMANDS = {
+    "apps": "isw_bench.apps.command",
+    "before": "isw_bench.before",
+    "plan": "isw_bench.planning.score",
+}
 """What has a command line of its own, and where it is."""
 
 

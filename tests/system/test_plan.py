@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap plan` on real jobs: what it predicts, what it refuses, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.devices.cluster import NEEDS_SWAP, WAIT_S
+from support.jobs.runs import Runner, touch
+
+from infiniswap.planning import history
+from infiniswap.units import MIB
+
+pytestmark = NEEDS_SWAP
+
+
+def plan(
+    runner: Runner, *command: str, options: tuple[str, ...] = (), **more: Any
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs `infiniswap plan` to its end."""
+    argv = [sys.executable, "-m", "infiniswap", "plan", *options]
+    if "--donors" not in options:
+        argv += ["--donors", runner.cluster.addresses]
+    process = runner.start([*argv, "--", *command], **more)
+    stdout, stderr = process.communicate(timeout=2 * WAIT_S)
+    assert b"Traceback" not in (stderr or b""), stderr.decode()
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def parsed(done: subprocess.CompletedProcess[bytes]) -> Any:
+    """The JSON behind what the job printed."""
+    assert done.returncode == 0, done.stderr.decode()
+    text = done.stdout.decode()
+    return json.loads(text[text.index('{\n  "command"') :])
+
+
+def test_a_plan_measures_predicts_and_names_a_command(runner: Runner) -> None:
+    found = parsed(plan(runner, *touch(64, 4), options=("--json", "--size", "256M")))
+    assert 64 * MIB < found["peak_bytes"] < 96 * MIB
+    assert found["probe_limit_bytes"] < found["peak_bytes"] / 2
+    assert found["probe_page_ins"] > 0
+    assert 0 < found["probe_share"] <= 1
+    assert found["probe_elapsed_s"] < 2 * found["elapsed_s"]
+    curve = found["curve"]
+    assert curve[0]["elapsed_s"] == found["elapsed_s"]
+    for more, less in pairwise(curve):
+        assert more["elapsed_s"] <= less["elapsed_s"]
+        assert more["page_ins"] <= less["page_ins"]
+    assert curve[-1]["page_ins"] > 0
+    best = found["recommended"]
+    assert best["slowdown"] <= 1.1 or best["limit_bytes"] >= found["peak_bytes"] // 4
+    words = shlex.split(found["type"])
+    assert words[:3] == ["infiniswap", "run", "--local"]
+    assert words[words.index("--size") + 1] == "256M"
+    assert words[words.index("--") + 1 :] == touch(64, 4)
+    state = Path(runner.cluster.env.get("INFINISWAP_DAEMON_STATE_DIR", "/nowhere"))
+    assert len(history.read(history.path_in(state))) == 1
+
+
+@pytest.mark.full
+def test_a_job_that_fails_is_told_with_its_exit_code(runner: Runner) -> None:
+    done = plan(runner, "sh", "-c", "sleep 1; exit 7")
+    assert done.returncode == 7
+    assert b"ended with exit code 7: no time is predicted" in done.stdout
+    assert b"run 2 of 2" not in done.stderr
+
+
+@pytest.mark.full
+def test_a_job_that_ends_at_once_has_a_peak_and_no_curve(runner: Runner) -> None:
+    found = parsed(plan(runner, "true", options=("--json",)))
+    assert found["curve"] == []
+    assert found["recommended"] is None
+    assert "too soon to predict" in found["notes"][0]
+
+
+@pytest.mark.full
+def test_a_job_that_fails_under_the_limit_gets_what_is_known(
+    runner: Runner, tmp_path: Path
+) -> None:
+    script = f"test -e {tmp_path}/x && exit 3; touch {tmp_path}/x; exec {shlex.join(touch(48, 3))}"
+    found = parsed(plan(runner, "sh", "-c", script, options=("--json",)))
+    assert found["probe_limit_bytes"] is None
+    assert "the second run ended with exit code 3" in found["notes"][0]
+    assert found["curve"]
+
+
+@pytest.mark.full
+def test_the_second_run_reads_a_file_from_its_beginning(runner: Runner, tmp_path: Path) -> None:
+    given, seen = tmp_path / "given", tmp_path / "seen"
+    given.write_text("a line\n")
+    script = f"cat >>{seen}; exec {shlex.join(touch(48, 3))}"
+    with given.open() as stdin:
+        parsed(plan(runner, "sh", "-c", script, options=("--json",), stdin=stdin))
+    assert seen.read_text() == "a line\na line\n"
+
+
+@pytest.mark.full
+def test_a_job_that_asks_its_user_is_ended(runner: Runner) -> None:
+    primary, secondary = pty.openpty()
+    try:
+        done = plan(runner, "sh", "-c", "read answer", stdin=secondary)
+    finally:
+        os.close(primary)
+        os.close(secondary)
+    assert done.returncode == 2
+    assert b"waits for input from the terminal" in done.stderr
+
+
+@pytest.mark.full
+def test_without_donors_the_disk_is_planned_for(runner: Runner) -> None:
+    options = ("--json", "--donors", "")
+    argv = ["plan", *options, "--", *touch(64, 4)]
+    process = runner.start(
+        [sys.executable, "-m", "infiniswap", *(w for w in argv if w not in ("--donors", ""))]
+    )
+    stdout, stderr = process.communicate(timeout=2 * WAIT_S)
+    found = parsed(subprocess.CompletedProcess(argv, process.returncode, stdout, stderr))
+    assert "the local disk alone" in found["notes"][0]
+    assert found["probe_page_ins"] > 0

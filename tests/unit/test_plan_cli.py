@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`infiniswap plan`: mistakes on the command line, what it shows, and its look at a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from infiniswap.cli.main import main
+from infiniswap.errors import ConflictError, NotFoundError
+from infiniswap.planning import history, process, report
+from infiniswap.planning.misses import Sample
+from infiniswap.planning.prediction import Measured, Probe, fit
+from infiniswap.planning.report import Planned
+from infiniswap.units import MIB
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "there is no command to plan for"),
+        (["--"], "there is no command to plan for"),
+        (["--probe", "--", "true"], "--probe belongs to --pid"),
+        (["--pid", "1", "--", "true"], "cannot be used together"),
+        (["--slowdown", "1", "--", "true"], "not above 1"),
+        (["--slowdown", "nan", "--", "true"], "not above 1"),
+        (["--plot", "/nowhere/x.png", "--", "true"], "cannot be written there"),
+    ],
+)
+def test_a_mistake_is_named(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.fixture
+def piped() -> Iterator[None]:
+    """Standard input is a pipe."""
+    before = os.dup(0)
+    reader, writer = os.pipe()
+    os.dup2(reader, 0)
+    try:
+        yield
+    finally:
+        os.dup2(before, 0)
+        for descriptor in (before, reader, writer):
+            os.close(descriptor)
+
+
+@pytest.mark.usefixtures("piped")
+def test_a_pipe_can_be_read_only_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--", "cat"]) == 2
+    assert "standard input is a pipe" in capsys.readouterr().err
+
+
+def test_forget_empties_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INFINISWAP_DAEMON_STATE_DIR", str(tmp_path))
+    path = history.path_in(tmp_path)
+    history.add(path, Measured(1.0, 2.0))
+    assert main(["plan", "--forget"]) == 0
+    assert "forgot 1 measurements" in capsys.readouterr().err
+    assert not path.exists()
+
+
+# -------------------------------------------------------------------------------- results
+
+
+def planned() -> Planned:
+    size = 100 * MIB
+    samples = [
+        Sample(window, (at := window + step / 4), at, size, size * step // 4, size)
+        for window in range(10)
+        for step in range(5)
+    ]
+    model = fit(samples, 10.0, Probe(45 * MIB, 30.0, None, 200_000, 14_000))
+    best = model.smallest(1.1)
+    head = ("python prep.py", 0, 10.0, size, 45 * MIB, 30.0, 200_000, 1.0, 100.0, 0.0, 1.1)
+    return Planned(*head, best, "infiniswap run --local 90M", model.curve(), ["a remark"])
+
+
+def test_the_table_has_a_line_for_each_limit_and_names_the_command() -> None:
+    plan = planned()
+    console = Console(file=StringIO(), width=200)
+    console.print(report.table(plan))
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert all(f"{share}%" in text for share in (100, 75, 50, 35, 25))
+    said = "\n".join(report.lines(plan))
+    assert "10.0 s without a limit, and 100 MiB of memory" in said
+    assert "measured at 45.0 MiB: 100% of the work in 30.0 s, 200000 page-ins" in said
+    assert "a remark" in said
+    assert "a slowdown of at most 1.1 needs a limit of" in said
+    assert said.endswith("Type: infiniswap run --local 90M")
+
+
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plan.png"
+    report.draw(planned(), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+# ------------------------------------------------------------------------------ processes
+
+HOLDS = """
+import sys
+data = bytearray(64 << 20)
+for start in range(0, len(data), 4096): data[start] = 1
+print(flush=True)
+while sys.stdin.readline():
+    for start in range(0, 16 << 20, 4096): data[start] = 2
+    print(flush=True)
+"""
+
+
+def test_a_process_is_seen_to_use_a_part_of_its_memory() -> None:
+    argv = [sys.executable, "-c", HOLDS]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        looks = process.working_set(child.pid, (0.0, 0.01))
+        before = next(looks)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        after = next(looks)
+        child.stdin.close()
+    assert before.resident_bytes >= 64 * MIB
+    assert before.referenced_bytes < 8 * MIB
+    assert 16 * MIB <= after.referenced_bytes < 32 * MIB
+
+
+def test_a_process_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NotFoundError, match="no process"):
+        process.require(2**22 + 1)
+    assert main(["plan", "--pid", str(2**22 + 1)]) == NotFoundError.exit_code
+    assert "ps aux" in capsys.readouterr().err
+
+
+def test_the_limit_of_others_is_not_lowered() -> None:
+    with pytest.raises(ConflictError, match="shares its memory cgroup"):
+        process.cgroup_of(os.getpid())
