@@ -13,7 +13,7 @@ MUTATIONS ?=
 C_SOURCES := $(shell find csrc tests/c tests/fuzz tools/bench/c -name '*.[ch]' 2>/dev/null | sort)
 C_BUILD := CMakeLists.txt $(shell find csrc tests/c -name '*.[ch]' 2>/dev/null)
 
-.PHONY: help setup demo test test-full test-guides bench bench-faults bench-frontends bench-rdma bench-before bench-apps plan-score chart check lint asan tsan fuzz mutations man site pictures wheel deb deb-lock image release changelog format clean
+.PHONY: help setup demo test test-full test-guides bench bench-faults bench-frontends bench-rdma bench-before bench-apps bench-plan chart check lint asan tsan fuzz mutations man site pictures wheel deb deb-lock image release changelog format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,7 +28,7 @@ help:
 	@echo "make bench-rdma  RDMA beside perftest and TCP; BENCH_ARGS=--help"
 	@echo "make bench-before  any of these in an earlier tree and in this one, by turns"
 	@echo "make bench-apps  other people's benchmarks with half of their memory; BENCH_ARGS=--help"
-	@echo "make plan-score  errors of infiniswap plan on five jobs; BENCH_ARGS=--help"
+	@echo "make bench-plan  errors of infiniswap plan on five jobs; BENCH_ARGS=--help"
 	@echo "make chart   draws the picture in README.md from a summary of bench-apps"
 	@echo "make mutations  breaks the C library rule by rule and looks which test notices"
 	@echo "make asan    C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
@@ -128,7 +128,7 @@ bench-apps: setup $(VENV)/.stamp-bench-apps
 	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench apps $(BENCH_ARGS)
 
 # What `infiniswap plan` predicts beside separate runs: 1 when the errors are too large.
-plan-score: setup $(VENV)/.stamp-bench-apps
+bench-plan: setup $(VENV)/.stamp-bench-apps
 	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench plan $(BENCH_ARGS)
 
 # The picture in README.md, of a summary in docs/.

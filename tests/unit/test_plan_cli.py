@@ -138,7 +138,8 @@ def test_a_process_is_seen_to_use_a_part_of_its_memory() -> None:
         child.stdin.close()
     assert before.resident_bytes >= 64 * MIB
     assert before.referenced_bytes < 8 * MIB
-    assert 16 * MIB <= after.referenced_bytes < 32 * MIB
+    # The kernel may have taken some of the bits meanwhile: it looks for idle pages, too.
+    assert 12 * MIB <= after.referenced_bytes < 32 * MIB
 
 
 def test_a_process_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

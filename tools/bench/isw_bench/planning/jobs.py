@@ -80,7 +80,7 @@ SCORED: Mapping[str, ScoreJob] = {
         ScoreJob(
             "duckdb", "TPC-H joins, DuckDB", {FULL: 0.5, TINY: 0.05}, _of_apps(JOBS["duckdb-tpch"])
         ),
-        ScoreJob("redis", "Redis, reads at random", {FULL: 300, TINY: 24}, _redis),
-        ScoreJob("scan", "a scan, numpy", {FULL: 300, TINY: 24}, _scan),
+        ScoreJob("redis", "Redis, reads at random", {FULL: 300, TINY: 64}, _redis),
+        ScoreJob("scan", "a scan, numpy", {FULL: 300, TINY: 64}, _scan),
     )
 }

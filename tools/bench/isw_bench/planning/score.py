@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make plan-score`: plans each job with an empty history, then runs it at other limits."""
+"""`make bench-plan`: plans each job with an empty history, then runs it at other limits."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _LOCAL_BYTES_MIN = 16 * MIB
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
     parser = argparse.ArgumentParser(
-        prog="make plan-score BENCH_ARGS=...",
+        prog="make bench-plan BENCH_ARGS=...",
         description="What `infiniswap plan` predicts, beside separate runs of the same jobs.",
         allow_abbrev=False,
     )
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"{', '.join(SCORED)} (all)")
     parser.add_argument("--size", choices=(FULL, TINY), default=FULL, help="of inputs (full)")
-    output = ROOT / "build" / "plan-score-results"
+    output = ROOT / "build" / "bench-plan-results"
     parser.add_argument("--output", type=Path, default=output, help="directory (%(default)s)")
     parser.add_argument("--work", type=Path, default=WORK_DIR, help="disk directory")
     parser.add_argument("--no-install", action="store_true", help="install no missing programs")
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         UsageError: not root, or no such job.
     """
     if os.geteuid() != 0:
-        raise UsageError("plan-score makes swap areas and memory cgroups, which needs root")
+        raise UsageError("bench-plan makes swap areas and memory cgroups, which needs root")
     for key in args.jobs:
         if key not in SCORED:
             raise UsageError(f"there is no job {key!r}: {', '.join(SCORED)}")
