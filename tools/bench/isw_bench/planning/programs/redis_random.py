@@ -50,9 +50,9 @@ def ask(path: Path, values: int, reads: int) -> int:
                 answers.readline()
         for _ in range(0, reads, READS):
             get_one = b"*2\r\n$3\r\nGET\r\n$9\r\nk%08d\r\n"
-            keys = [chance.randrange(values) for _ in range(READS)]
-            connection.sendall(b"".join(get_one % key for key in keys))
-            for _ in keys:
+            wanted = [chance.randrange(values) for _ in range(READS)]
+            connection.sendall(b"".join(get_one % key for key in wanted))
+            for _ in wanted:
                 length = int(answers.readline().removeprefix(b"$"))
                 found += len(answers.read(length + 2)) == VALUE_BYTES + 2
     return found
