@@ -201,7 +201,9 @@ def _command(
     job.check_command(command, user)
     has_donors = _choose_size(args, config)
     limit_bytes = memory_for_jobs().total_bytes
-    request = RunRequest(args, command, user, is_member, limit_bytes, None, WholeWatch())
+    request = RunRequest(
+        args, command, user, is_member, limit_bytes, None, WholeWatch(), has_donors
+    )
     planning = _Planning(request, past, has_donors)
     try:
         with ending_signals_raise():

@@ -87,7 +87,7 @@ def test_release_0_1_finds_every_field_in_a_record_of_today() -> None:
     assert record.pop("mqtt")["broker"] == RECORD_0_1["mqtt"]["broker"]
     others = RECORD_0_1.keys() - {"flags", "config", "policy", "mqtt"}
     later: dict[str, object] = {"discard_contents": False, "second_secret_file": None}
-    later |= {"started_by": {"job": "", "user": "", "uid": None}}
+    later |= {"started_by": {"job": "", "user": "", "uid": None}, "needs_donors": True}
     later |= {"seal": False, "host_key_file": "", "state_dir": "/var/lib/infiniswapd"}
     later |= dict.fromkeys(("ca_file", "certificate_file", "key_file"))
     assert record == later | {key: RECORD_0_1[key] for key in others}

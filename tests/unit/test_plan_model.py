@@ -66,7 +66,7 @@ def test_memory_that_is_freed_without_being_used_costs_nothing() -> None:
     kept = Sample(0, 1.0, 1.0, SIZE, SIZE // 4, SIZE)
     freed = Sample(0, 2.0, 2.0, SIZE // 4, SIZE // 4, SIZE // 4)
     used = Sample(0, 2.0, 2.0, SIZE, SIZE, SIZE)
-    assert traffic([kept, freed], SIZE // 2).ins == 0
+    assert traffic([kept, freed], SIZE // 8).ins == 0
     # At the limit, three quarters are idle before and none after: the mean is below what is out.
     assert traffic([kept, used], SIZE // 2).ins == SIZE * 3 / 4 / PAGE_BYTES
 
@@ -108,6 +108,9 @@ def test_the_probe_is_met_where_it_was_measured() -> None:
     point = model.at(limit)
     assert point.elapsed_s == pytest.approx(40.0, rel=0.03)
     assert point.page_ins == pytest.approx(250_000, rel=0.01)
+    other = limit_of(SIZE, 75)
+    raised = 250_000 / traffic(samples, limit).ins
+    assert model.at(other).page_ins == pytest.approx(raised * traffic(samples, other).ins, rel=0.01)
 
 
 def test_a_probe_that_was_cut_is_compared_with_as_much_work() -> None:

@@ -10,6 +10,8 @@ import shutil
 import time
 from pathlib import Path
 
+import msgspec
+
 from infiniswap import config as configuration
 from infiniswap.cli.device.options import backup_path, make_spec, prepare_backup_dir
 from infiniswap.cli.run import inherit
@@ -119,6 +121,7 @@ def new_spec(
         owner_pid=os.getpid(),
         job=request.command[0],
     )
+    spec = msgspec.structs.replace(spec, needs_donors=request.needs_donors)
     return inherit.recorded(spec, others), paths, why
 
 

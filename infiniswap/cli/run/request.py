@@ -39,6 +39,7 @@ class RunRequest:
     Attributes:
         is_member: not root: the device's process does what needs root.
         follower: of the job.
+        needs_donors: whether one must answer.
     """
 
     args: argparse.Namespace
@@ -48,6 +49,7 @@ class RunRequest:
     local_bytes: int
     summary_file: SummaryFile | None
     follower: Follower | None = None
+    needs_donors: bool = True
 
 
 class SummaryFile:

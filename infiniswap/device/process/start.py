@@ -73,7 +73,8 @@ class Start:
             await parts.blocking(lambda: parts.key.begin(parts.paths, spec))
             await parts.finder.begin()
             client = parts.shown.client
-            parts.warnings += await check_donors(parts.finder, spec, parts.identity, client)
+            if spec.needs_donors:
+                parts.warnings += await check_donors(parts.finder, spec, parts.identity, client)
             await parts.blocking(parts.make_engine)
             parts.start_mapper()
             parts.finder.follow()

@@ -66,6 +66,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         host_key_file: with which the key of a device that keeps its contents is sealed; empty: the
             record of a release without sealed pages.
         started_by: for whom.
+        needs_donors: whether one must answer at the start.
     """
 
     name: str
@@ -82,6 +83,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
     flags: dict[str, str] = {}
     host_key_file: str = ""
     started_by: StartedBy = StartedBy()
+    needs_donors: bool = True
 
     @property
     def use(self) -> LeaseUse:
@@ -141,6 +143,7 @@ class _Record(Struct, frozen=True, kw_only=True):
     seal: bool = False
     host_key_file: str = ""
     started_by: StartedBy = StartedBy()
+    needs_donors: bool = True
     state_dir: Path = DaemonConfig().state_dir
 
 
