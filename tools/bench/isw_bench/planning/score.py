@@ -134,14 +134,19 @@ def run(args: argparse.Namespace) -> int:
                     bench.say(f"{job.key}: left out: {error}")
                     continue
                 found.append(_score(scorer, bench, job, command))
-    about = {**machine.describe(ROOT), "load": machine.load(), "jobs": found}
-    (args.output / "score.json").write_text(json.dumps(about, indent=1) + "\n")
+                _write(args.output, found)  # a later job may be interrupted
     if not found:
         return 1
-    tables.draw(found, args.output / "score.png")
     text, is_kept = tables.verdict(found)
     print(f"{tables.table(found)}\n\n{text}")
     return 0 if is_kept else 1
+
+
+def _write(output: Path, found: Sequence[Mapping[str, Any]]) -> None:
+    """Results and their picture."""
+    about = {**machine.describe(ROOT), "load": machine.load(), "jobs": found}
+    (output / "score.json").write_text(json.dumps(about, indent=1) + "\n")
+    tables.draw(found, output / "score.png")
 
 
 def main(argv: Sequence[str]) -> int:
