@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from typing import Final
 
 from infiniswap.device.jobs.usage import Summary
@@ -98,6 +99,14 @@ class WholeWatch(JobWatch):
         self._next_s = time.monotonic() + _REST * (time.thread_time() - busy_s)
         return False
 
+    def ended(self, summary: Summary) -> None:
+        """Raises the highest sample to the peak that was seen between two looks."""
+        super().ended(summary)
+        if self.samples:
+            place = max(range(len(self.samples)), key=lambda at: self.samples[at].used_bytes)
+            peak_bytes = max(self.samples[place].used_bytes, summary.anon_peak_bytes)
+            self.samples[place] = replace(self.samples[place], used_bytes=peak_bytes)
+
     def _sample(self, cgroup: MemoryCgroup) -> None:
         pids = cgroup.pids()
         now, memory = touched.touched(pids), cgroup.memory()
@@ -114,17 +123,7 @@ class WholeWatch(JobWatch):
         if now.referenced_bytes >= _FULL_SHARE * now.resident_bytes:
             touched.clear(pids)
             self._window += 1
-            last = self.samples[-1]
-            self.samples.append(
-                Sample(
-                    self._window,
-                    last.at_s,
-                    last.user_s,
-                    last.resident_bytes,
-                    0,
-                    last.used_bytes,
-                )
-            )
+            self.samples.append(replace(self.samples[-1], window=self._window, referenced_bytes=0))
 
 
 class LimitedWatch(JobWatch):
