@@ -13,6 +13,7 @@ from infiniswap.policy.activity import ActivityTracker
 from infiniswap.policy.donor_backoff import DonorBackoff
 from infiniswap.policy.donor_faults import DonorFaults
 from infiniswap.policy.empty import REST_PAGES_PER_S, EmptySince
+from infiniswap.policy.quota import Tenant
 from infiniswap.policy.refill import Refill
 from infiniswap.simulation.scenario import Jobs
 from infiniswap.units import PAGE_BYTES
@@ -38,6 +39,7 @@ class Device:
         period_s: distance of looks.
 
     Attributes:
+        tenant: whose share it counts against.
         at: by slab, where it is; None: it has no donor.
         donors: slabs by donor.
         leases: donors that have granted a lease.
@@ -47,9 +49,9 @@ class Device:
     """
 
     __slots__ = (
-        *("number", "host", "job", "at", "donors", "leases", "urgent", "backoff", "faults"),
+        *("number", "host", "tenant", "job", "at", "donors", "leases", "urgent", "backoff"),
         *("used_bytes", "is_closed", "start_s", "local_bytes", "_slab_bytes", "_tracker", "_once"),
-        *("_totals", "_rates", "_counted_s", "_refill", "_filled", "_empty"),
+        *("faults", "_totals", "_rates", "_counted_s", "_refill", "_filled", "_empty"),
     )
 
     def __init__(
@@ -65,6 +67,7 @@ class Device:
     ) -> None:
         self.number = number
         self.host = host
+        self.tenant: Tenant[int] = (host, job.tenant)
         self.job = job
         self.start_s = now_s
         self.used_bytes = self.local_bytes = 0

@@ -116,6 +116,8 @@ class Jobs:
     """[[jobs]]: jobs of one kind, each on a random host with room for what it may keep there."""
 
     name: str = _text("job")
+    tenant: str = _text()
+    """On whose account, as `infiniswap run --tenant`; empty: the host's."""
     count: int = _int(1, 1, HOSTS_MAX)
     working_set_bytes: int = _size(8 * GIB)
     local: float = _float(0.5, 0.0, 1.0)
