@@ -51,13 +51,14 @@ class DonorHost:
     Attributes:
         own_bytes: in use by the host itself.
         held: every slab that is lent.
+        share_max: see infiniswap.policy.quota.
         is_alive: answers.
         is_short: mapped slabs have to be taken back.
     """
 
     __slots__ = (
         *("number", "total_bytes", "policy", "pool", "held", "batches", "choice", "own_bytes"),
-        *("is_alive", "is_short", "epoch", "_share_max", "_by_tenant", "_slab_bytes"),
+        *("is_alive", "is_short", "epoch", "share_max", "_by_tenant", "_slab_bytes"),
         "_made_max",
     )
 
@@ -82,7 +83,7 @@ class DonorHost:
         self.is_alive = True
         self.is_short = False
         self.epoch = 0
-        self._share_max = share_max
+        self.share_max = share_max
         self._by_tenant: Counter[Tenant[int]] = Counter()
         self._slab_bytes = limits.slab_bytes
         self._made_max = max(1, math.ceil(make_s_period / MAKE_S))
@@ -102,22 +103,23 @@ class DonorHost:
         self.is_short = plan.evict > 0
         return plan
 
-    def use(self, tenant: Tenant[int]) -> MemoryUse:
-        """The answer to a device of that tenant, as infiniswap.donor.room gives it."""
+    def use(self, device: Device) -> MemoryUse:
+        """The answer to a device, as infiniswap.donor.room gives it."""
         pool = self.pool
         slabs = 0
         if not self.is_short:
-            slabs = self.policy.slabs_mappable(pool) or sum(self.over(tenant).values())
+            slabs = self.policy.slabs_mappable(pool) or len(self.gives(device))
         return MemoryUse(self.policy.used_share(pool), slabs)
 
     def used_share(self) -> float:
         """What placement compares."""
         return self.policy.used_share(self.pool)
 
-    def over(self, tenant: Tenant[int]) -> dict[Tenant[int], int]:
-        """Slabs of other tenants that would be taken back for this one."""
+    def gives(self, device: Device) -> list[Lent]:
+        """Slabs of which one would be taken back for this device (infiniswap.donor.quota)."""
         slabs_max = self.policy.config.slabs_max
-        return tenants_over(self._by_tenant, tenant, slabs_max, self._share_max)
+        over = tenants_over(self._by_tenant, device.tenant, slabs_max, self.share_max)
+        return [lent for lent in self.held if lent.device.tenant in over] if over else []
 
     def make_ready(self) -> bool:
         """Makes a free slab for a device that waits; False: there is no memory for one."""

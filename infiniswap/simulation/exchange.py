@@ -17,7 +17,6 @@ from typing import Final
 
 from infiniswap.policy.donor_faults import DonorFaults
 from infiniswap.policy.eviction import Batch
-from infiniswap.policy.quota import Tenant
 from infiniswap.simulation.device import Device
 from infiniswap.simulation.donor import DonorHost, Lent
 from infiniswap.simulation.scenario import Scenario
@@ -98,15 +97,14 @@ class Exchange:
             device.leases.add(donor)
             self.messages["lease"] += 2
         self.messages["map"] += 2
-        if not donor.make_ready() and not self._make_room(donor, device.tenant, now_s):
+        if not donor.make_ready() and not self._make_room(donor, device, now_s):
             return None
         return donor.lend(device, slab) if donor.pool.free else None
 
-    def _make_room(self, donor: DonorHost, tenant: Tenant[int], now_s: float) -> bool:
+    def _make_room(self, donor: DonorHost, device: Device, now_s: float) -> bool:
         """Takes a slab back from a tenant with more than its share (infiniswap.donor.quota)."""
-        over = donor.over(tenant)
-        among = [lent for lent in donor.held if lent.device.tenant in over]
-        if donor.is_short or not among:
+        among = [] if donor.is_short else donor.gives(device)
+        if not among:
             return False
         return bool(self._take_back(donor, 1, now_s, among)) and donor.make_ready()
 
