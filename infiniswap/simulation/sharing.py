@@ -17,6 +17,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from infiniswap.errors import ConfigError
 from infiniswap.policy.quota import over_quota
 from infiniswap.simulation.device import Device
 from infiniswap.simulation.donor import DonorHost, Lent
@@ -78,7 +79,17 @@ class SharingRow(Struct, frozen=True):
 def sharing(
     scenario: Scenario, ways: Sequence[str], seed: int, progress: Progress | None = None
 ) -> list[SharingRow]:
-    """The same jobs under each way; a row for each name of a job, and one for all jobs."""
+    """The same jobs under each way; a row for each name of a job, and one for all jobs.
+
+    Raises:
+        ConfigError: no job has an end of its own.
+    """
+    if not any(job.work_s for job in scenario.jobs):
+        raise ConfigError(
+            "[sharing] compares how slow jobs are, and no job has work to do",
+            where=scenario.origin,
+            mend="Give some [[jobs]] a work_s.",
+        )
     rows = []
     for place, way in enumerate(ways):
         own = scenario

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from infiniswap.config import Config
+from infiniswap.errors import ConfigError
 from infiniswap.policy.eviction import EvictionConfig
 from infiniswap.policy.headroom import HeadroomConfig
 from infiniswap.simulation.device import Device
@@ -87,6 +88,11 @@ def test_the_heaviest_of_the_lowest_queue_of_a_host_gives_first() -> None:
     for lent in list(full.held)[:2]:
         full.take(lent)
     assert not full.gives(other)
+
+
+def test_without_work_there_is_nothing_to_compare() -> None:
+    with pytest.raises(ConfigError, match="no job has work"):
+        simulate(scenario(job(work_s=0.0), sharing=Sharing()), 1)
 
 
 def test_a_sweep_of_one_tenant_no_longer_keeps_everything() -> None:
