@@ -157,7 +157,7 @@ class DaemonConfig:
     """Seconds that a consumer gets to move a slab to another donor while this donor is drained."""
     consumer_share_max: float = _float(0.5, low=0.0, high=1.0, above=True, live="daemon")
     """Share of the pool that one consumer may keep while another consumer needs memory. A consumer
-    is a host: that of its certificate, or else its address."""
+    is a host: that of its certificate, or else its address. Its tenants divide what it has."""
     lease_grace_s: float = _float(10.0, low=0.0, high=3600.0)
     """Seconds that a lease without session and connections waits for its device."""
     state_dir: Path = _path(Path("/var/lib/infiniswapd"))
@@ -222,7 +222,8 @@ class DeviceConfig:
     """true: pages are sealed (AES-256-GCM) before they leave the device's process, so that donors,
     the network and the backup have nothing to read, and a page that was changed is noticed."""
     tenant: str = _text("")
-    """On whose account donors list the leases of this host's devices; empty: the host's."""
+    """Account of this host's devices at donors. The tenants of a host divide its share equally.
+    Empty: devices without a tenant are one together."""
     tell_user: bool = _bool(True)
     """true: donors are told the name of a job's program and who has started the device."""
     standby: str = _choice("on", "on", "off")

@@ -85,7 +85,7 @@ class Requests:
 
     async def _memory(self, session: ServerSession, request: m.MemoryRequest) -> m.MemoryAnswer:
         await self.harvester.refresh()
-        can_map = self.room.slabs(session.consumer)
+        can_map = self.room.slabs((session.consumer, request.tenant))
         return m.MemoryAnswer(
             id=request.id,
             used_share=self.harvester.used_share(),
@@ -142,7 +142,7 @@ class Requests:
             self.room.check_ahead()
         made = self._put(lease, request.slab)
         if made is None and not request.ahead:
-            await self.room.prepare(session, lease.lease)
+            await self.room.prepare(lease)
             # The lease may have gone while a slab was made.
             self.table.owned(request.lease, session.number)
             made = self._put(lease, request.slab)

@@ -97,15 +97,14 @@ class Exchange:
             device.leases.add(donor)
             self.messages["lease"] += 2
         self.messages["map"] += 2
-        if not donor.make_ready() and not self._make_room(donor, device.host, now_s):
+        if not donor.make_ready() and not self._make_room(donor, device, now_s):
             return None
         return donor.lend(device, slab) if donor.pool.free else None
 
-    def _make_room(self, donor: DonorHost, consumer: int, now_s: float) -> bool:
-        """Takes a slab back from a host with more than its share (infiniswap.donor.quota)."""
-        over = donor.over(consumer)
-        among = [lent for lent in donor.held if lent.device.host in over]
-        if donor.is_short or not among:
+    def _make_room(self, donor: DonorHost, device: Device, now_s: float) -> bool:
+        """Takes a slab back from a tenant with more than its share (infiniswap.donor.quota)."""
+        among = [] if donor.is_short else donor.gives(device)
+        if not among:
             return False
         return bool(self._take_back(donor, 1, now_s, among)) and donor.make_ready()
 

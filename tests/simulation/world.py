@@ -109,6 +109,8 @@ class World:
         # Fewer steps of the engine per message: more requests are under way when one arrives.
         self._engine_share = rng.choice((0.03, 0.15))
         devices = rng.choice((1, 2))
+        # Two devices are those of one host, or of two.
+        self.network.one_address = "host" if self.seed % 2 else ""
         has_backup = rng.random() < 0.8
         for number in range(rng.choice((2, 3))):
             directory = None
@@ -338,11 +340,14 @@ class World:
             for link in device.mapper.known_donors.links:
                 if link.connections.lease is not None and not link.session.is_open:
                     return f"{device.name}: a lease and no session at {link.address}"
+                held, donor = link.connections.lease, self._donor_of(link.address.host)
+                known = donor.service.table.get(held.lease) if held else None
+                if known is not None and known.tenant[1] != device.use.tenant:
+                    return f"{donor.name} counts {device.name} as {known.tenant}"
                 for slab, place in link.mapped.items():
                     if slab in linked:
                         return f"{device.name}: slab {slab} is at two donors"
                     linked[slab] = (link.remote, place.slot, place.generation)
-                    held = link.connections.lease
                     seen[link.address.host].add((held.lease if held else 0, place.slot, slab))
             there = {
                 slab: (info.remote, info.slot, info.generation)

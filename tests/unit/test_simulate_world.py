@@ -193,7 +193,7 @@ def check(world: World) -> None:
     for donor in world.donors:
         assert len(donor.held) == donor.pool.mapped
         assert donor.pool.free >= 0
-        assert sum(donor._by_consumer.values()) == donor.pool.mapped
+        assert sum(donor._by_tenant.values()) == donor.pool.mapped
         for lent in donor.held:
             assert not lent.device.is_closed
             assert lent.device.at[lent.slab] == (donor, lent) or lent in moving
