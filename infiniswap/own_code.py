@@ -113,6 +113,20 @@ def writable_by(path: Path, trusted: set[int], *, is_way: bool = False) -> str:
     return ""
 
 
+def changeable_by(path: Path, trusted: set[int]) -> str:
+    """Who can change a file or a directory that leads to it, beside these users; "" nobody.
+
+    Args:
+        path: absolute.
+        trusted: numbers of users.
+    """
+    real = path.resolve()
+    for place in dict.fromkeys((path, *path.parents, real, *real.parents)):
+        if why := writable_by(place, trusted, is_way=place not in (path, real)):
+            return why if place == path else f"{place}: {why}"
+    return ""
+
+
 def _user(uid: int) -> str:
     try:
         return f"the user {pwd.getpwuid(uid).pw_name}"

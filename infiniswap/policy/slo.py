@@ -13,7 +13,7 @@ service that bears a certain number of lent slabs ends near that number and stay
      └── calm for three settle_s or more: one step
 
 Two figures decide, as in infiniswap.policy.headroom: the newest and the average. Holding costs
-little, so one of them suffices. Giving back costs consumers, so it takes both.
+little, so one of them suffices. Giving back costs consumers, so it takes both (docs/adr/0051).
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ class SloPolicy:
     Args:
         bound: of the latency, in its unit; above zero.
         settle_s: how long a change of the lent slabs takes to show in the latency, seconds.
+
+    Attributes:
+        is_held: nothing more is lent, for the latency is or was in danger.
     """
 
     def __init__(self, bound: float, settle_s: float) -> None:
@@ -74,7 +77,7 @@ class SloPolicy:
         self._calm_s = float("inf")
         self._limit = UNLIMITED
         self._held_at: int | None = None  # the limit before holding; None: nothing is held
-        self._is_held = False
+        self.is_held = False
         self._unproven: int | None = None  # the limit before a step that is being tried
         self._changed_s = float("-inf")
         self._wait_s = _CALM * settle_s
@@ -136,11 +139,11 @@ class SloPolicy:
         give_back = max(0, mapped - self._limit)
         if give_back:
             self._changed_s = now_s  # the change is not complete yet
-        return Advice(min(mapped, self._limit) if self._is_held else self._limit, give_back)
+        return Advice(min(mapped, self._limit) if self.is_held else self._limit, give_back)
 
     def _protect(self, now_s: float, mapped: int) -> None:
-        if not self._is_held:
-            self._is_held, self._held_at = True, self._limit
+        if not self.is_held:
+            self.is_held, self._held_at = True, self._limit
         if mapped > self._limit:
             return
         self._limit = mapped
@@ -156,9 +159,9 @@ class SloPolicy:
 
     def _relax(self, now_s: float, slabs_max: int) -> None:
         calm_s = now_s - max(self._calm_s, self._changed_s)
-        if self._is_held and self._held_at is not None:
+        if self.is_held and self._held_at is not None:
             if calm_s >= _CALM * self.settle_s:  # nothing was taken back
-                self._limit, self._is_held, self._held_at = self._held_at, False, None
+                self._limit, self.is_held, self._held_at = self._held_at, False, None
                 self._changed_s = now_s
             return
         if calm_s < self._wait_s:
@@ -166,7 +169,7 @@ class SloPolicy:
         if self._unproven is not None:
             self._unproven = None
             self._wait_s = max(_CALM * self.settle_s, self._wait_s / 2.0)
-        self._is_held = False
+        self.is_held = False
         if self._limit < UNLIMITED:
             self._unproven, self._changed_s = self._limit, now_s
             self._limit += max(1, self._limit // 4)
