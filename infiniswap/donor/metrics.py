@@ -178,8 +178,8 @@ METRICS: Final = (
         "slo_ratio",
         "Latency of the service that this donor protects, as a share of its bound.",
         lambda s: s.slo.ratio if s.slo else 0,
-        notes="0 before the first measurement, and without "
-        "[`daemon.slo`](configuration.md#protect-a-service-of-the-donors-host).",
+        notes="0 before the first measurement, and where there is no "
+        "[such service](configuration.md#protect-a-service-of-the-donors-host).",
     ),
     _gauge(
         "slo_held",

@@ -26,7 +26,17 @@ def redis(directory: Path) -> Iterator[Path]:
     """A server on a socket. Debian's redis-tools have the program, under another name."""
     program, socket = directory / "redis-server", directory / "redis.sock"
     program.symlink_to("/usr/bin/redis-check-rdb")
-    argv = [program, "--port", "0", "--unixsocket", socket, "--save", "", "--dir", directory]
+    argv: list[str | Path] = [
+        program,
+        "--port",
+        "0",
+        "--unixsocket",
+        socket,
+        "--save",
+        "",
+        "--dir",
+        directory,
+    ]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as server:
         try:
             until(socket.exists, "Redis to serve")
@@ -48,7 +58,7 @@ def protected(cluster: Cluster, socket: Path, factor: Path) -> Donor:
 
 
 def mapped(cluster: Cluster, donor: Donor) -> int:
-    return int(cluster.donor_row(donor)["pool"]["slabs_mapped"])
+    return int(cluster.donor_row(donor)["status"]["pool"]["slabs_mapped"])
 
 
 def test_slabs_go_back_while_a_redis_is_slow_and_no_page_is_lost(
@@ -69,7 +79,7 @@ def test_slabs_go_back_while_a_redis_is_slow_and_no_page_is_lost(
         until(lambda: is_lent(SLABS), "every slab to be lent")
         factor.write_text("1000000000")
         until(lambda: not mapped(cluster, donor), "every slab to go back")
-        assert "protects a service of its host" in cluster.donor_row(donor)["no_room"]
+        assert "protects a service of its host" in cluster.donor_row(donor)["status"]["no_room"]
         run("nbdcopy", device.uri, back)
         assert back.read_bytes() == data.read_bytes()
         assert not is_lent(1)
