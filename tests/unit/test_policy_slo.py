@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from infiniswap.policy.slo import UNLIMITED, Advice, SloPolicy
 
 SETTLE_S = 10.0
-FEW = settings(max_examples=20)
+FEW = settings(max_examples=15)
 """Each example lives for many minutes."""
 MAX = 48
 
