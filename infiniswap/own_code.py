@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from infiniswap.errors import NotPermittedError
+from infiniswap.errors import ConfigError, NotPermittedError
 
 INSTALL_DIR: Final = "/opt/infiniswap"
 """Where the manual puts an installation."""
@@ -125,6 +125,25 @@ def changeable_by(path: Path, trusted: set[int]) -> str:
         if why := writable_by(place, trusted, is_way=place not in (path, real)):
             return why if place == path else f"{place}: {why}"
     return ""
+
+
+def check_program(path: Path, where: str) -> None:
+    """Refuses a program that others than root and this process's user can change.
+
+    Args:
+        path: absolute.
+        where: the key that names it.
+
+    Raises:
+        ConfigError: others can.
+    """
+    if why := changeable_by(path, {os.geteuid()} | trusted_users(os.environ)):
+        raise ConfigError(
+            f"others can change the program {path}: {why}",
+            where=where,
+            mend="Let it and the directories that lead to it belong to root, writable by root "
+            "alone.",
+        )
 
 
 def _user(uid: int) -> str:

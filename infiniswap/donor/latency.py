@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,8 +16,8 @@ import msgspec
 
 from infiniswap.config import SloConfig
 from infiniswap.control.text import clean_text
-from infiniswap.errors import ConfigError, DeadlineError, SystemCallError
-from infiniswap.own_code import changeable_by, trusted_users
+from infiniswap.errors import DeadlineError, SystemCallError
+from infiniswap.own_code import check_program
 from infiniswap.system.pressure import pressure_percent
 from infiniswap.system.programs import ShortCommand
 
@@ -65,13 +64,7 @@ class CommandLatency:
     """
 
     def __init__(self, argv: list[str], time_limit_s: float) -> None:
-        if why := changeable_by(Path(argv[0]), {os.geteuid()} | trusted_users(os.environ)):
-            raise ConfigError(
-                f"others can change the program {argv[0]}: {why}",
-                where="daemon.slo.command",
-                mend="Let it and the directories that lead to it belong to root, writable by root "
-                "alone.",
-            )
+        check_program(Path(argv[0]), "daemon.slo.command")
         self._name = argv[0]
         self._command = ShortCommand(argv, time_limit_s)
         self._thread = ThreadPoolExecutor(1, "slo")  # a command that hangs keeps no other from it
