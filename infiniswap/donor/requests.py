@@ -133,6 +133,7 @@ class Requests:
             if slot.slab == request.slab:
                 return await self.rdma.map_answer(request.id, lease.lease, slot)
         self.room.check_lending()
+        self.room.check_held()
         if len(lease.slots) >= lease.record.slots_max:
             raise RequestRefusedError(
                 f"all {lease.record.slots_max} slots of lease {lease.lease} are in use",
@@ -145,6 +146,7 @@ class Requests:
             await self.room.prepare(lease)
             # The lease may have gone while a slab was made.
             self.table.owned(request.lease, session.number)
+            self.room.check_held()
             made = self._put(lease, request.slab)
         if made is None:
             self.counters["maps_refused"] += 1

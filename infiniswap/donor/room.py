@@ -36,7 +36,7 @@ class Room:
 
     def slabs(self, tenant: Tenant[str]) -> int:
         """How many slabs this tenant could get now; above zero if it could get any."""
-        if self.drain.is_active or self.harvester.is_short:
+        if self.drain.is_active or self.harvester.is_short or self.harvester.is_held:
             return 0
         return (
             self.harvester.pool.mappable()
@@ -48,6 +48,11 @@ class Room:
         """Raises RequestRefusedError while this donor is being drained."""
         if self.drain.is_active:
             raise RequestRefusedError("this donor is being drained", reason=m.REFUSED_DRAINING)
+
+    def check_held(self) -> None:
+        """Raises RequestRefusedError while nothing more is lent, to protect a service here."""
+        if self.harvester.is_held:
+            raise RequestRefusedError(f"the donor {self.why_none()}", reason=m.REFUSED_NO_MEMORY)
 
     def check_ahead(self) -> None:
         """Raises RequestRefusedError if a slab that is not written to yet has to wait."""
@@ -76,6 +81,8 @@ class Room:
         config, figures = harvester.policy.config, harvester.figures
         if self.drain.is_active:
             return "is drained (`infiniswap donor undrain HOST` ends that)"
+        if harvester.is_held:
+            return harvester.held_why
         if harvester.pool.mappable() and not harvester.is_short:
             return ""
         if not figures.total_bytes:

@@ -188,7 +188,11 @@ class World:
                 )
 
     def mapping(self, lease: StoreLease, slot: int) -> None:
-        """What is still on its way to a slot must not meet another slab there."""
+        """What is still on its way to a slot must not meet another slab there. A donor lends
+        nothing while it protects a service."""
+        for donor in self.donors:
+            if donor.store.leases.get(lease.number) is lease and donor.harvester.is_held:
+                self.failed(f"{donor.name} lends a slab and {donor.harvester.held_why}")
         for device, number, _, in_flight in self._users(lease, slot):
             if in_flight:
                 self.failed(
@@ -381,7 +385,7 @@ class World:
             if work := donor.service.work.under_way():
                 return f"{donor.name}: work {work}"
             names = {task.get_name() for task in donor.host.open_tasks()}
-            if names - {"harvest", "leases", "drain", "upkeep"}:
+            if names - {"harvest", "leases", "drain", "upkeep", "service guard"}:
                 return f"{donor.name}: tasks {names}"
         for device in self.devices:
             if device.host.open_tasks() or device.mapper.events.drains:
@@ -404,7 +408,8 @@ class World:
         for donor in self.donors:
             lines.append(
                 f"{donor.name}: up {donor.is_up}, slabs {donor.store.slabs_max}, "
-                f"{donor.store.stats()}, draining {donor.service.drain.is_active}"
+                f"{donor.store.stats()}, draining {donor.service.drain.is_active}, "
+                f"at most {donor.harvester.mapped_max} lent"
             )
         return "\n".join(lines)
 

@@ -31,7 +31,7 @@ SEED = os.environ.get("INFINISWAP_TEST_SEED")
 PARTS = 8
 PART_S_MAX = 1200
 TESTS = Path(__file__).resolve().parents[1]
-KINDS = 18
+KINDS = 20
 """Of faults."""
 
 
