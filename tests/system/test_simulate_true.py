@@ -52,8 +52,8 @@ KEPT = 2
 """Slabs that the squeezed donor has memory for, give or take one: its own memory moves a little."""
 TOTAL, HEADROOM = 192 * MIB, 80 * MIB
 """So much headroom that the eviction is not in a hurry: the slabs move."""
-SQUEEZED_S, END_S = 20.0, 60.0
-"""When, in the simulator."""
+SETTLED_S = 40.0
+"""So long after a donor was squeezed all is over, in the simulator."""
 TWO_SE = 0.0455
 """Chance that a normal deviate is more than two standard errors from its mean, on either side."""
 BATCHES = 4000
@@ -204,20 +204,22 @@ def simulated_run(beginning: Beginning, seed: int, rule: str = "product") -> Fig
     daemon = replace(config.daemon, slab_bytes=SLAB, headroom_bytes=HEADROOM)
     job = Jobs(working_set_bytes=SLABS * SLAB, local=0.0, pages_per_s=20_000.0)
     period_s = beginning.map_s
+    squeezed_s = max(beginning.began_s) + 2 * SLABS * period_s
+    end_s = squeezed_s + SETTLED_S
     scenario = Scenario(
         "test",
         cluster=SimulatedCluster(
             hosts=len(hosts), donors=len(DONORS), memory_bytes=TOTAL, system_bytes=0
         ),
-        run=Run(duration_s=END_S, period_s=period_s, map_s=period_s, rule=rule),
+        run=Run(duration_s=end_s, period_s=period_s, map_s=period_s, rule=rule),
         jobs=tuple(replace(job, start_s=began_s) for began_s in beginning.began_s),
         config=replace(config, daemon=daemon),
     )
-    trace = Trace((0.0, SQUEEZED_S), hosts, (before, after))
+    trace = Trace((0.0, squeezed_s), hosts, (before, after))
     world = World(scenario, seed, load=Traced(trace, scenario))
     slabs: tuple[int, ...] = ()
-    for period in range(math.ceil(END_S / period_s)):
-        if period * period_s >= SQUEEZED_S and not slabs:
+    for period in range(math.ceil(end_s / period_s)):
+        if period * period_s >= squeezed_s and not slabs:
             slabs = tuple(sorted(donor.pool.mapped for donor in world.donors[: len(DONORS)]))
         world.step(period * period_s)
     assert sum(slabs) == SLABS * len(CONSUMERS)
