@@ -89,6 +89,9 @@ class Run:
     rule: str = _choice("product", *RULES)
     disk_pages_per_s: float = _float(32_000.0, 0.0, 1e9)
     """How fast a consumer reads its backup: 125 MB/s by default, a cloud volume."""
+    map_s: float = _float(0.05, 0.001, 1e3)
+    """How long a device takes to map a slab (the paper, section 7.3.1: 54 ms over RDMA). It maps
+    one after another."""
     move_pages_per_s: float = _float(262_144.0, 1.0, 1e9)
     """How fast a slab is copied from one donor to another: 1 GiB/s by default."""
     slowdown_donors: float = _float(4.8, 1.0, 1e6)
