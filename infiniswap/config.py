@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from infiniswap.config_values import convert, nearest
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.fields import LABEL_LENGTH_MAX, is_label
 from infiniswap.keys import Keys
-from infiniswap.own_code import CODE_OWNER
+from infiniswap.own_code import CODE_OWNER, changeable_by, trusted_users
 from infiniswap.peers import read_peers
 from infiniswap.rights import refused_reading
 from infiniswap.secret import (
@@ -107,8 +108,9 @@ def _path(default: Path | None, **marks: str) -> Any:
     return _key(default, "path", marks)
 
 
-def _text(default: str) -> Any:
-    return _key(default, "text", {})
+def _text(default: str, source: str = "", **marks: str) -> Any:
+    """`source`: "file" where neither the environment nor a flag may give it."""
+    return _key(default, "text", marks, source=source)
 
 
 def _address(default: HostPort | None, default_port: int) -> Any:
@@ -157,7 +159,7 @@ class DaemonConfig:
     """Seconds that a consumer gets to move a slab to another donor while this donor is drained."""
     consumer_share_max: float = _float(0.5, low=0.0, high=1.0, above=True, live="daemon")
     """Share of the pool that one consumer may keep while another consumer needs memory. A consumer
-    is a host: that of its certificate, or else its address."""
+    is a host: that of its certificate, or else its address. Its tenants divide what it has."""
     lease_grace_s: float = _float(10.0, low=0.0, high=3600.0)
     """Seconds that a lease without session and connections waits for its device."""
     state_dir: Path = _path(Path("/var/lib/infiniswapd"))
@@ -173,6 +175,32 @@ class DaemonConfig:
     """auto: processors stay awake while consumers read; consumers gain, and this host pays."""
     rdma: str = _choice("auto", "auto", "off", live="daemon")
     """auto: consumers that can use RDMA reach the slabs by it; off: every consumer uses TCP."""
+
+
+@dataclass(frozen=True, slots=True)
+class SloConfig:
+    """[daemon.slo]: a service of the donor's host that lending must not slow down."""
+
+    command: str = _text("", only="daemon", source="file")
+    """Program and arguments, without a shell. It prints the latency of the service, a number, and
+    runs as the daemon's user. Only a file that nobody else can change may name it."""
+    query: str = _text("", only="daemon")
+    """Expression that a Prometheus server evaluates to the latency, in place of `command`."""
+    prometheus: str = _text("http://127.0.0.1:9090", only="daemon")
+    """Address of that server, http:// or https://."""
+    pressure: str = _choice("off", "off", "cpu", "io", "memory", only="daemon")
+    """Resource whose pressure (PSI, some avg10) takes the place of a latency, in percent."""
+    bound: float = _float(0.0, low=0.0, high=1e12, only="daemon")
+    """Bound of the latency, in its unit. Nothing more is lent while the latency is in danger, and
+    slabs go back while it is above the bound. 0: no bound is set."""
+    settle_s: float = _float(10.0, low=0.1, high=3600.0, only="daemon")
+    """Seconds that a change of the lent slabs takes to show in the latency. Raise it above the time
+    that a query averages over. A measurement may take half as long."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a latency to go by."""
+        return bool(self.command or self.query or self.pressure != "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +250,8 @@ class DeviceConfig:
     """true: pages are sealed (AES-256-GCM) before they leave the device's process, so that donors,
     the network and the backup have nothing to read, and a page that was changed is noticed."""
     tenant: str = _text("")
-    """On whose account donors list the leases of this host's devices; empty: the host's."""
+    """Account of this host's devices at donors. The tenants of a host divide its share equally.
+    Empty: devices without a tenant are one together."""
     tell_user: bool = _bool(True)
     """true: donors are told the name of a job's program and who has started the device."""
     standby: str = _choice("on", "on", "off")
@@ -333,10 +362,15 @@ class Config:
     """The whole configuration. Made by load()."""
 
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
+    slo: SloConfig = field(default_factory=SloConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     mqtt: MqttConfig = field(default_factory=MqttConfig)
+
+    def section(self, name: str) -> Any:
+        """The section of that name: `daemon.slo` is the attribute `slo`."""
+        return getattr(self, attribute(name))
 
     def keys(self) -> Keys | None:
         """The keys of the cluster secret; where none is configured, of this host's own, if there is
@@ -394,12 +428,18 @@ class Config:
 
 SECTIONS: Final[Mapping[str, type[Any]]] = {
     "daemon": DaemonConfig,
+    "daemon.slo": SloConfig,
     "device": DeviceConfig,
     "cluster": ClusterConfig,
     "policy": PolicyConfig,
     "mqtt": MqttConfig,
 }
 """The sections of the file, and the class of each."""
+
+
+def attribute(section: str) -> str:
+    """The attribute of Config that has a section."""
+    return section.rpartition(".")[2]
 
 
 def key_name(entry: dataclasses.Field[Any]) -> str:
@@ -510,7 +550,8 @@ def _make(values: Mapping[str, Any]) -> Config:
     for key, section, entry in entries():
         if key in values:
             fields[section][entry.name] = values[key]
-    return Config(**{section: kind(**fields[section]) for section, kind in SECTIONS.items()})
+    made = {attribute(section): kind(**fields[section]) for section, kind in SECTIONS.items()}
+    return Config(**made)
 
 
 def _add_file(
@@ -532,7 +573,7 @@ def _add_file(
     def where(key: str) -> str:
         return f"{path}, line {lines[key]}" if key in lines else str(path)
 
-    for section, content in table.items():
+    for section, content in _sections(table):
         if section not in SECTIONS:
             what = (
                 f"unknown section [{section}]"
@@ -548,6 +589,31 @@ def _add_file(
             for key, value in content.items():
                 name = f"{section}.{key}"
                 _add(values, name, value, where(name if name in lines else section), refuse)
+    for key, _, entry in entries():
+        if not values.get(key) or entry.metadata.get("source") != "file":
+            continue
+        if why := changeable_by(path.absolute(), {os.geteuid()} | trusted_users(env)):
+            refuse(_not_trusted(key, why, where(key)))
+
+
+def _sections(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The tables of a file. One inside of another, like [daemon.slo], is one of its own."""
+    for section, content in table.items():
+        if not isinstance(content, dict):
+            yield section, content
+            continue
+        inner = [key for key in content if f"{section}.{key}" in SECTIONS]
+        yield section, {key: value for key, value in content.items() if key not in inner}
+        yield from ((f"{section}.{key}", content[key]) for key in inner)
+
+
+def _not_trusted(key: str, why: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"{key} names a program, and others can change this file: {why}",
+        where=where,
+        mend="Let the file and the directories that lead to it belong to root, writable by root "
+        "alone.",
+    )
 
 
 def _read(path: Path, *, required: bool) -> str:
@@ -585,12 +651,16 @@ def _not_toml(path: Path, why: object) -> ConfigError:
 
 def _add_environment(values: dict[str, Any], env: Mapping[str, str], refuse: Refuse) -> None:
     names = {env_name(key): key for key in known_keys()}
+    only_in_file = {key for key, _, entry in entries() if entry.metadata.get("source") == "file"}
     for name, value in sorted(env.items()):
         if not name.startswith(_ENV_PREFIX) or name in _ENV_NOT_KEYS:
             continue
         if name.startswith(_ENV_OTHERS_PREFIXES):
             continue
-        if name in names:
+        if names.get(name) in only_in_file:
+            mend = f"Write {names[name]} into {DEFAULT_PATH}."
+            refuse(ConfigError(f"{name} cannot name a program", where="environment", mend=mend))
+        elif name in names:
             _add(values, names[name], value, f"environment variable {name}", refuse)
         else:
             mend = nearest(name, tuple(names), "variable")
@@ -598,7 +668,7 @@ def _add_environment(values: dict[str, Any], env: Mapping[str, str], refuse: Ref
 
 
 def _add(values: dict[str, Any], key: str, value: object, origin: str, refuse: Refuse) -> None:
-    section, _, name = key.partition(".")
+    section, _, name = key.rpartition(".")
     kind = SECTIONS.get(section)
     entries = {key_name(entry): entry for entry in dataclasses.fields(kind)} if kind else {}
     if name not in entries:
@@ -644,8 +714,40 @@ def check_together(config: Config) -> Iterator[ConfigError]:
             f"device.tenant: {device.tenant!a} cannot be the name of a tenant",
             mend=f"Use up to {LABEL_LENGTH_MAX} printable characters, with no space at an end.",
         )
+    yield from _check_slo(config.slo)
     yield from _check_trust(config.cluster)
     yield from _check_mqtt(config)
+
+
+def _check_slo(slo: SloConfig) -> Iterator[ConfigError]:
+    named = [key for key in ("command", "query") if getattr(slo, key)]
+    named += ["pressure"] if slo.pressure != "off" else []
+    if len(named) > 1:
+        yield ConfigError(
+            f"daemon.slo.{named[0]} and daemon.slo.{named[1]} exclude each other",
+            mend="Keep the one that shows the latency of the service.",
+        )
+    if bool(named) != (slo.bound > 0.0):
+        which, other = (f"daemon.slo.{named[0]}", "bound") if named else ("daemon.slo.bound", "")
+        yield ConfigError(
+            f"{which} needs {'`bound`' if other else 'a latency'} under [daemon.slo]",
+            mend=f"Set {'it' if other else '`command`, `query` or `pressure` there'}.",
+        )
+    try:
+        words = shlex.split(slo.command)
+    except ValueError as error:
+        yield ConfigError(f"daemon.slo.command: {error}", mend="Close the quotation marks.")
+        words = []
+    if words and not words[0].startswith("/"):
+        yield ConfigError(
+            f"daemon.slo.command: {words[0]!a} is not an absolute path",
+            mend="Write the program's whole path; it gets no shell.",
+        )
+    if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", slo.prometheus):
+        yield ConfigError(
+            f"daemon.slo.prometheus: {slo.prometheus!a} is not the address of a server",
+            mend='Write for example "http://127.0.0.1:9090".',
+        )
 
 
 def _check_trust(cluster: ClusterConfig) -> Iterator[ConfigError]:

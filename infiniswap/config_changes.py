@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from infiniswap import events
-from infiniswap.config import Config, check_together, entries
+from infiniswap.config import Config, attribute, check_together, entries
 from infiniswap.errors import InfiniswapError
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def concerning_keys(process: Process) -> tuple[str, ...]:
 
 def _values(config: Config) -> dict[str, Any]:
     """Every value by `section.key`."""
-    return {key: getattr(getattr(config, section), entry.name) for key, section, entry in entries()}
+    return {key: getattr(config.section(section), entry.name) for key, section, entry in entries()}
 
 
 def changed(old: Config, new: Config, process: Process) -> tuple[str, ...]:
@@ -72,10 +72,10 @@ def merged(running: Config, wanted: Config, process: Process) -> Config:
     changes: dict[str, dict[str, Any]] = {}
     for _, section, entry in entries():
         if _is_live(entry, process):
-            value = getattr(getattr(wanted, section), entry.name)
+            value = getattr(wanted.section(section), entry.name)
             changes.setdefault(section, {})[entry.name] = value
     sections = {
-        section: dataclasses.replace(getattr(running, section), **fields)
+        attribute(section): dataclasses.replace(running.section(section), **fields)
         for section, fields in changes.items()
     }
     result: Config = dataclasses.replace(running, **sections)

@@ -104,7 +104,7 @@ def render(
     lines = [f"# {line}".rstrip() for line in head]
     section = ""
     for key in keys():
-        before, _, name = key.name.partition(".")
+        before, _, name = key.name.rpartition(".")
         if before != section:
             section = before
             title = (configuration.SECTIONS[section].__doc__ or "").partition(":")[2].strip()

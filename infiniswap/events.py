@@ -192,6 +192,22 @@ MEMORY_UNREADABLE: Final = Event(
     "The figures of the host's memory cannot be read or cannot be true; the pool keeps its size.",
     "The line names the file. In a container, check what is mounted at /proc and /sys.",
 )
+SERVICE_IN_DANGER: Final = Event(
+    "service-in-danger",
+    "The latency of the service that a donor protects is close to its bound or above it. The donor "
+    "lends nothing more, and takes slabs back if that lasts.",
+    "None. If it happens without any slab lent, raise `daemon.slo.bound` or look at the service.",
+)
+SERVICE_WELL: Final = Event(
+    "service-well",
+    "The service that a donor protects has kept its bound for a while; the donor lends again.",
+    "None: the danger is over.",
+)
+SERVICE_UNMEASURED: Final = Event(
+    "service-unmeasured",
+    "A donor cannot measure the latency of the service that it protects. It lends nothing more.",
+    "The line says why: correct `[daemon.slo]`, or mend the command or the Prometheus server.",
+)
 SLABS_REFUSED: Final = Event(
     "slabs-refused",
     "The host refuses memory for another slab although its figures show enough.",

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from infiniswap.errors import NotPermittedError
+from infiniswap.errors import ConfigError, NotPermittedError
 
 INSTALL_DIR: Final = "/opt/infiniswap"
 """Where the manual puts an installation."""
@@ -111,6 +111,39 @@ def writable_by(path: Path, trusted: set[int], *, is_way: bool = False) -> str:
     if mode & stat.S_IWGRP and (others := _members(status.st_gid, trusted)):
         return f"members of its group may write to it: {', '.join(others)}"
     return ""
+
+
+def changeable_by(path: Path, trusted: set[int]) -> str:
+    """Who can change a file or a directory that leads to it, beside these users; "" nobody.
+
+    Args:
+        path: absolute.
+        trusted: numbers of users.
+    """
+    real = path.resolve()
+    for place in dict.fromkeys((path, *path.parents, real, *real.parents)):
+        if why := writable_by(place, trusted, is_way=place not in (path, real)):
+            return why if place == path else f"{place}: {why}"
+    return ""
+
+
+def check_program(path: Path, where: str) -> None:
+    """Refuses a program that others than root and this process's user can change.
+
+    Args:
+        path: absolute.
+        where: the key that names it.
+
+    Raises:
+        ConfigError: others can.
+    """
+    if why := changeable_by(path, {os.geteuid()} | trusted_users(os.environ)):
+        raise ConfigError(
+            f"others can change the program {path}: {why}",
+            where=where,
+            mend="Let it and the directories that lead to it belong to root, writable by root "
+            "alone.",
+        )
 
 
 def _user(uid: int) -> str:

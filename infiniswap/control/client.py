@@ -281,7 +281,8 @@ class Session:
 
     async def memory(self) -> m.MemoryAnswer:
         """The donor's memory use, now."""
-        return await self.ask(m.MemoryRequest(id=self.next_id()))
+        tenant = self._use.tenant if self._use else ""
+        return await self.ask(m.MemoryRequest(id=self.next_id(), tenant=tenant))
 
     async def lease(self, slots_max: int) -> m.LeaseAnswer:
         """A new lease of `slots_max` empty slots."""

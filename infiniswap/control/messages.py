@@ -264,13 +264,17 @@ class MemoryAnswer(Answer, frozen=True, tag="memory_answer", omit_defaults=True)
     no_room: Text = ""
 
 
-class MemoryRequest(ConsumerRequest[MemoryAnswer], frozen=True, tag="memory"):
-    """Asks for the donor's memory use, now."""
+class MemoryRequest(ConsumerRequest[MemoryAnswer], frozen=True, tag="memory", omit_defaults=True):
+    """Asks for the donor's memory use, now, and what a tenant of this host could get. `tenant` is
+    absent from older devices, and older donors ignore it."""
+
+    tenant: Label = ""
 
 
 class LeaseUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a lease is for, as its device says. Nobody checks it: it is for tables, never for a
-    decision. It is told after both ends have proved themselves. What is empty is not told.
+    """What a lease is for, as its device says. Nobody checks it: it is for tables, and the tenant
+    divides the share of its own host, never that of others. It is told after both ends have proved
+    themselves. What is empty is not told.
 
     `job`: name of the program of a `run`, without its arguments; `user`, `uid`: who has started
     the device; `tenant`: on whose account.

@@ -34,7 +34,7 @@ def _named(config: Config) -> Iterator[tuple[str, str, Path]]:
     """Section, name and path of each file that a daemon reads beside its configuration."""
     for section, kind in SECTIONS.items():
         for entry in dataclasses.fields(kind):
-            path = getattr(getattr(config, section), entry.name)
+            path = getattr(config.section(section), entry.name)
             is_read = entry.name.endswith("_file") and entry.metadata.get("only") != "device"
             if is_read and path is not None:
                 yield section, entry.name, path

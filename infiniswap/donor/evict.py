@@ -90,6 +90,7 @@ class Evictor:
         among: Iterable[MappedSlab] | None = None,
         *,
         move_s: float = 0.0,
+        busiest: bool = False,
     ) -> int:
         """Takes slabs back, the least active of a random choice.
 
@@ -98,13 +99,16 @@ class Evictor:
             among: the only ones that may be taken; None: all.
             move_s: how long a consumer may copy its slab to another donor first; 0: the donor is
                 in a hurry.
+            busiest: takes the most active of all instead.
 
         Returns:
             How many came back.
         """
         in_hurry = not move_s
         batch = self._choice.ask(
-            self._owners.mapped(), count, self._clock(), among, in_hurry=in_hurry
+            *(self._owners.mapped(), count, self._clock(), among),
+            in_hurry=in_hurry,
+            busiest=busiest,
         )
         if not batch.asked and not batch.hurried:
             return 0

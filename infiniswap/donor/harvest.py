@@ -27,6 +27,7 @@ from infiniswap.policy.cache import CacheUse
 from infiniswap.policy.eviction import Batch, Batches
 from infiniswap.policy.headroom import HeadroomPolicy
 from infiniswap.policy.sampling import SamplingConfig, sample_s
+from infiniswap.policy.slo import UNLIMITED
 from infiniswap.system.memory import Cache
 from infiniswap.ticks import tick_pause_s
 from infiniswap.units import format_size_short
@@ -61,6 +62,8 @@ class Harvester:
         pool: slabs.
         figures: the newest; zeros before the first reading.
         is_short: whether mapped slabs have to be taken back.
+        mapped_max: so many slabs may be lent, to protect a service of this host.
+        held_why: why nothing more is lent where that many are; see Room.why_none.
         evict: takes them back; None: nothing does.
         counters: of the harvester and the pool.
     """
@@ -92,6 +95,8 @@ class Harvester:
         self.figures = MemoryFigures(0, 0)
         self._read_s = float("-inf")
         self.is_short = False
+        self.mapped_max = UNLIMITED
+        self.held_why = ""
         self._blind = False
         self.evict: Evict | None = None
         self.counters: Counter[str] = Counter()
@@ -101,6 +106,11 @@ class Harvester:
     def cache_bytes(self) -> int:
         """Page cache in use: it is being read again and again."""
         return self._cache.used_bytes
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing more is lent, to protect a service of this host."""
+        return self.pool.state().mapped >= self.mapped_max
 
     def used_share(self) -> float:
         """Share of the memory that cannot be lent, 0..1."""
@@ -209,20 +219,29 @@ class Harvester:
             )
         if plan.evict:
             self._begin_eviction(plan.evict, plan.urgent)
-        elif not plan.release and self._upkeep is None and (plan.grow or self.pool.state().dirty):
+        elif (
+            not plan.release
+            and self._upkeep is None
+            and not self.is_held  # making and zeroing slabs takes memory bandwidth
+            and (plan.grow or self.pool.state().dirty)
+        ):
             self._upkeep = asyncio.create_task(self._keep_up(), name="upkeep")
         self._report(plan.evict)
         self.pool.tell_unpinned()
 
     # ----------------------------------------------------------- beside the ticks
 
+    @property
+    def _has_leisure(self) -> bool:
+        return not self.is_short and not self.is_held
+
     async def _keep_up(self) -> None:
         """Zeroes what came back, then makes slabs, as long as there is memory for them."""
         try:
             spare = self._background
-            while self.pool.state().dirty and not self.is_short and await self.pool.scrub(spare):
+            while self.pool.state().dirty and self._has_leisure and await self.pool.scrub(spare):
                 pass
-            while not self.is_short and self.policy.plan(self.pool.state()).grow:
+            while self._has_leisure and self.policy.plan(self.pool.state()).grow:
                 if not await self.pool.grow(spare):
                     break
                 await self.refresh(0.0)

@@ -32,6 +32,7 @@ from infiniswap.control.peer import consumer_of
 from infiniswap.donor.traffic import Traffic
 from infiniswap.errors import RequestRefusedError
 from infiniswap.fields import SLOTS_MAX, U53, Hex128, Name, Uuid
+from infiniswap.policy.quota import Tenant
 
 ALONE_S: Final = 3600.0
 """How long data connections keep a lease that has no session. Not less: a paused interpreter must
@@ -98,6 +99,11 @@ class GrantedLease:
     def __post_init__(self) -> None:
         self.lease = self.record.lease
         self.consumer = self.record.certified_host or consumer_of(self.record.address)
+
+    @property
+    def tenant(self) -> Tenant[str]:
+        """Whose share it counts against."""
+        return self.consumer, self.record.use.tenant
 
 
 class LeaseTable:

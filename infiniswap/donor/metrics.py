@@ -100,6 +100,7 @@ _SERVICE_ERRORS: Final = (
     "rdma_refused",
     "rdma_unregistered",
     "records_failed",
+    "slo_unmeasured",
 )
 _HARVEST_ERRORS: Final = ("clock_jumps", "figures_refused", "harvest_errors", "slabs_refused")
 _SERVER_ERRORS: Final = (
@@ -172,6 +173,29 @@ METRICS: Final = (
         lambda _: memory_stalls(),
         "kind",
         notes="`some`: at least one task waited; `full`: all of them at once.",
+    ),
+    _gauge(
+        "slo_ratio",
+        "Latency of the service that this donor protects, as a share of its bound.",
+        lambda s: s.slo.ratio if s.slo else 0,
+        notes="0 before the first measurement, and where there is no "
+        "[such service](configuration.md#protect-a-service-of-the-donors-host).",
+    ),
+    _gauge(
+        "slo_held",
+        "1 while this donor lends nothing more, to protect a service of its host.",
+        lambda s: s.is_held,
+    ),
+    _gauge(
+        "slo_blind",
+        "1 while the latency of the service that this donor protects is unknown.",
+        lambda s: s.slo.is_blind if s.slo else 0,
+        notes="The donor then lends nothing more. `infiniswap status` shows the error.",
+    ),
+    _counter(
+        "slo_returned_slabs_total",
+        "Slabs taken back to protect a service of this host.",
+        _service("slo_returned"),
     ),
     _gauge(
         "degraded",

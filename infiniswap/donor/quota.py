@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of the pool: no consumer keeps everything while another one needs memory."""
+"""Shares of the pool: no tenant keeps everything while another one needs memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import Counter
 
 from infiniswap.donor.evict import Evictor
 from infiniswap.donor.leases import LeaseState, LeaseTable
-from infiniswap.policy.quota import over_quota
+from infiniswap.policy.quota import Tenant, tenants_over
 
 log = logging.getLogger(__name__)
 
 
 class Quota:
     """Shares of the pool. A consumer is a host, however many devices and names it has: that of its
-    certificate or, without certificates, its address.
+    certificate or, without certificates, its address. The tenants that it names divide its share.
 
     Args:
         table: leases.
@@ -36,26 +36,32 @@ class Quota:
         self._slabs_max = slabs_max
         self._share_max = share_max
 
-    def reclaimable(self, consumer: str) -> int:
-        """Slabs of others that would be taken back for this consumer."""
-        return sum(self._over(consumer).values())
+    def reclaimable(self, tenant: Tenant[str]) -> int:
+        """Slabs of others that would be taken back for this tenant."""
+        return sum(self._over(tenant).values())
 
-    async def make_room(self, consumer: str) -> bool:
-        """Takes a slab back from a consumer with more than its share; False: there is none."""
-        over = self._over(consumer)
+    async def make_room(self, tenant: Tenant[str]) -> bool:
+        """Takes a slab back from a tenant with more than its share; False: there is none."""
+        over = self._over(tenant)
         slabs = [
             (lease.lease, slot)
             for lease in self._table.leases()
-            if lease.consumer in over and lease.state is not LeaseState.EXPIRED
+            if lease.tenant in over and lease.state is not LeaseState.EXPIRED
             for slot in lease.slots
         ]
         if not slabs or not await self._evictor.evict(1, among=slabs):
             return False
-        log.info("a slab of %s was taken back for %s", " or ".join(sorted(over)), consumer)
+        givers = " or ".join(map(_named, sorted(over)))
+        log.info("a slab of %s was taken back for %s", givers, _named(tenant))
         return True
 
-    def _over(self, consumer: str) -> dict[str, int]:
-        held: Counter[str] = Counter()
+    def _over(self, tenant: Tenant[str]) -> dict[Tenant[str], int]:
+        held: Counter[Tenant[str]] = Counter()
         for lease in self._table.leases():
-            held[lease.consumer] += len(lease.slots)
-        return over_quota(held, consumer, self._slabs_max, self._share_max)
+            held[lease.tenant] += len(lease.slots)
+        return tenants_over(held, tenant, self._slabs_max, self._share_max)
+
+
+def _named(tenant: Tenant[str]) -> str:
+    host, name = tenant
+    return f"tenant {name!r} of {host}" if name else host

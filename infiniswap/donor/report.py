@@ -34,6 +34,8 @@ class DonorSnapshot:
         service, harvest, server: counters of these parts.
         started_unix_s: when the service was made.
         is_short: mapped slabs have to be taken back.
+        slo: of the service that is protected; None: there is none.
+        is_held: nothing more is lent, for its sake.
     """
 
     def __init__(self, donor: DonorService) -> None:
@@ -44,6 +46,8 @@ class DonorSnapshot:
         self.harvest = harvester.counters
         self.started_unix_s: float = donor.started_unix_s
         self.is_short: bool = harvester.is_short
+        self.slo = donor.guard
+        self.is_held: bool = harvester.is_held
         policy, figures = harvester.policy, harvester.figures
         limits = policy.config
         draining = donor.drain.is_active
@@ -60,7 +64,8 @@ class DonorSnapshot:
             draining=draining,
             no_room=donor.room.why_none(),
             degraded=[sentence for said in donor.degraded.values() for sentence in said]
-            + ([] if donor.keys is None else donor.keys.sentences()),
+            + ([] if donor.keys is None else donor.keys.sentences())
+            + ([] if donor.guard is None else donor.guard.degraded),
             second_secret_idle_s=None if donor.keys is None else donor.keys.second_idle_s(),
             sessions=len(donor.sessions),
             pool=m.PoolStatus(
@@ -70,7 +75,7 @@ class DonorSnapshot:
                 slabs_mapped=stats["slabs_mapped"],
                 slabs_dirty=stats["slabs_dirty"],
                 slabs_unpinned=stats["slabs_unpinned"],
-                can_map=0 if draining else harvester.pool.mappable(),
+                can_map=0 if draining or harvester.is_held else harvester.pool.mappable(),
             ),
             memory=m.MemoryStatus(
                 source=harvester.memory.name,

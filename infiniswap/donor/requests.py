@@ -85,7 +85,7 @@ class Requests:
 
     async def _memory(self, session: ServerSession, request: m.MemoryRequest) -> m.MemoryAnswer:
         await self.harvester.refresh()
-        can_map = self.room.slabs(session.consumer)
+        can_map = self.room.slabs((session.consumer, request.tenant))
         return m.MemoryAnswer(
             id=request.id,
             used_share=self.harvester.used_share(),
@@ -133,6 +133,7 @@ class Requests:
             if slot.slab == request.slab:
                 return await self.rdma.map_answer(request.id, lease.lease, slot)
         self.room.check_lending()
+        self.room.check_held()
         if len(lease.slots) >= lease.record.slots_max:
             raise RequestRefusedError(
                 f"all {lease.record.slots_max} slots of lease {lease.lease} are in use",
@@ -142,9 +143,10 @@ class Requests:
             self.room.check_ahead()
         made = self._put(lease, request.slab)
         if made is None and not request.ahead:
-            await self.room.prepare(session, lease.lease)
+            await self.room.prepare(lease)
             # The lease may have gone while a slab was made.
             self.table.owned(request.lease, session.number)
+            self.room.check_held()
             made = self._put(lease, request.slab)
         if made is None:
             self.counters["maps_refused"] += 1

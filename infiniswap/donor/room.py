@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from infiniswap.control import messages as m
-from infiniswap.control.service import ServerSession
 from infiniswap.donor.ahead import MappedAhead
 from infiniswap.donor.drain import Drain
 from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.lease_work import LeaseWork
+from infiniswap.donor.leases import GrantedLease
 from infiniswap.donor.quota import Quota
 from infiniswap.errors import RequestRefusedError
+from infiniswap.policy.quota import Tenant
 from infiniswap.units import format_size, format_size_short
 
 _PREPARE_S: Final = 1.5
@@ -25,7 +26,7 @@ answer, so that it gets one."""
 @dataclass(frozen=True, slots=True)
 class Room:
     """What another slab would be made of: memory of the host, slabs that are lent and not used, and
-    slabs of consumers that have more than their share."""
+    slabs of tenants that have more than their share."""
 
     harvester: Harvester
     drain: Drain
@@ -33,14 +34,14 @@ class Room:
     quota: Quota
     work: LeaseWork
 
-    def slabs(self, consumer: str) -> int:
-        """How many slabs this consumer could get now; above zero if it could get any."""
-        if self.drain.is_active or self.harvester.is_short:
+    def slabs(self, tenant: Tenant[str]) -> int:
+        """How many slabs this tenant could get now; above zero if it could get any."""
+        if self.drain.is_active or self.harvester.is_short or self.harvester.is_held:
             return 0
         return (
             self.harvester.pool.mappable()
             or len(self.ahead.slabs())
-            or self.quota.reclaimable(consumer)
+            or self.quota.reclaimable(tenant)
         )
 
     def check_lending(self) -> None:
@@ -48,19 +49,24 @@ class Room:
         if self.drain.is_active:
             raise RequestRefusedError("this donor is being drained", reason=m.REFUSED_DRAINING)
 
+    def check_held(self) -> None:
+        """Raises RequestRefusedError while nothing more is lent, to protect a service here."""
+        if self.harvester.is_held:
+            raise RequestRefusedError(f"the donor {self.why_none()}", reason=m.REFUSED_NO_MEMORY)
+
     def check_ahead(self) -> None:
         """Raises RequestRefusedError if a slab that is not written to yet has to wait."""
         if self.harvester.is_short or self.ahead.is_awaited:
             raise RequestRefusedError("others need it now", reason=m.REFUSED_NO_MEMORY)
 
-    async def prepare(self, session: ServerSession, lease: int) -> None:
+    async def prepare(self, lease: GrantedLease) -> None:
         """Makes a slab free for a device that waits, for so long at most."""
 
         async def prepare() -> None:
             if await self.harvester.prepare() or self.harvester.is_short:
                 return
-            made_room = await self.ahead.make_room(lease)
-            if made_room or await self.quota.make_room(session.consumer):
+            made_room = await self.ahead.make_room(lease.lease)
+            if made_room or await self.quota.make_room(lease.tenant):
                 await self.harvester.prepare()
 
         task = self.work.track(prepare())
@@ -75,6 +81,8 @@ class Room:
         config, figures = harvester.policy.config, harvester.figures
         if self.drain.is_active:
             return "is drained (`infiniswap donor undrain HOST` ends that)"
+        if harvester.is_held:
+            return harvester.held_why
         if harvester.pool.mappable() and not harvester.is_short:
             return ""
         if not figures.total_bytes:

@@ -383,6 +383,8 @@ async def _loops(
         "keep-awake": keep_awake.run(),
         "drain": service.drain.run(),
     }
+    if service.guard is not None:
+        loops["service guard"] = service.guard.run()
     if credentials is not None:
         loops["certificate"] = credentials.run(donor.server)
     if config.cluster.discovery == "mqtt":

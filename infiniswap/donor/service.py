@@ -37,6 +37,7 @@ from infiniswap.donor.records import LeaseRecords
 from infiniswap.donor.report import DonorSnapshot, full_status
 from infiniswap.donor.requests import LASTING_TICKET, Requests
 from infiniswap.donor.room import Room
+from infiniswap.donor.service_guard import make_guard
 from infiniswap.donor.sessions import Sessions
 from infiniswap.donor.transports import DonorTransport
 from infiniswap.donor.written_leases import WrittenLeases
@@ -64,6 +65,7 @@ class DonorService:
         degraded: sentences for the status, by who says them.
         counters: of the service and its parts.
         server_counters: of the control API; set by whoever makes its server.
+        guard: protects a service of this host; None: none is named.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class DonorService:
         self.heat = Heat(table, self.sessions, clock)
         self.lent = LentSlabs(table, self.sessions, store, work, counters)
         self.evictor = Evictor(self.lent, eviction_config(config), rng or Random(), clock, counters)
+        self.guard = make_guard(config, harvester, self.evictor, clock, counters)
         self.drain = Drain(
             self.evictor,
             lambda: len(self.lent.mapped()),
@@ -139,6 +142,8 @@ class DonorService:
         daemon = config.daemon
         self.evictor.config = eviction_config(config)
         self.drain.move_s = daemon.drain_move_s
+        if self.guard is not None:
+            self.guard.move_s = daemon.evict_move_s
         self._quota.limit(self.harvester.policy.config.slabs_max, daemon.consumer_share_max)
         self.rdma.enabled = daemon.rdma == "auto"
 

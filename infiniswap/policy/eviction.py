@@ -92,6 +92,12 @@ def victims(asked: Iterable[Slab], activity: Mapping[Slab, float], evict: int) -
     return ranked[: max(0, evict)]
 
 
+def busiest(asked: Iterable[Slab], activity: Mapping[Slab, float], evict: int) -> list[Slab]:
+    """Likewise, the most active first. A slab whose owner did not answer counts as idle."""
+    ranked = sorted(dict.fromkeys(asked), key=lambda slab: -activity.get(slab, 0.0))
+    return ranked[: max(0, evict)]
+
+
 @dataclass(frozen=True, slots=True)
 class Asked(Generic[Slab]):
     """The first half of a batch.
@@ -100,11 +106,13 @@ class Asked(Generic[Slab]):
         count: E, what is left of it after its bounds.
         hurried: slabs that are being moved for another batch and are taken now.
         asked: slabs whose owners are asked for their activity.
+        busiest: the most active ones are taken.
     """
 
     count: int
     hurried: list[Slab]
     asked: list[Slab]
+    busiest: bool = False
 
 
 class BatchChoice(Generic[Slab]):
@@ -129,6 +137,7 @@ class BatchChoice(Generic[Slab]):
         among: Iterable[Slab] | None = None,
         *,
         in_hurry: bool,
+        busiest: bool = False,
     ) -> Asked[Slab]:
         """Whose activity decides.
 
@@ -139,6 +148,7 @@ class BatchChoice(Generic[Slab]):
             among: the only ones that may be taken; None: all.
             in_hurry: their consumers get no time to copy them elsewhere. So slabs that are being
                 copied for another batch go first: their time is over.
+            busiest: the most active of all are to be taken, not the least active of a few.
         """
         self._refused_until_s = {k: s for k, s in self._refused_until_s.items() if s > now_s}
         allowed = set(mapped if among is None else among) - set(self._refused_until_s)
@@ -147,8 +157,9 @@ class BatchChoice(Generic[Slab]):
         del hurried[count:]
         allowed -= self._moving
         free = [slab for slab in mapped if slab in allowed]
-        extra = self.config.extra
-        return Asked(count, hurried, candidates(free, count - len(hurried), self._rng, extra))
+        left = count - len(hurried)
+        asked = free if busiest else candidates(free, left, self._rng, self.config.extra)
+        return Asked(count, hurried, asked, busiest)
 
     def take(
         self, batch: Asked[Slab], activity: Mapping[Slab, float], *, in_hurry: bool
@@ -156,7 +167,8 @@ class BatchChoice(Generic[Slab]):
         """The slabs to take back beside the hurried ones; see `victims`. One that another batch has
         taken meanwhile is left out."""
         asked = [slab for slab in batch.asked if slab not in self._moving]
-        chosen = victims(asked, activity, batch.count - len(batch.hurried))
+        choose = busiest if batch.busiest else victims
+        chosen = choose(asked, activity, batch.count - len(batch.hurried))
         if not in_hurry:
             self._moving.update(chosen)
         return chosen

@@ -13,9 +13,10 @@ from infiniswap.policy.activity import ActivityTracker
 from infiniswap.policy.donor_backoff import DonorBackoff
 from infiniswap.policy.donor_faults import DonorFaults
 from infiniswap.policy.empty import REST_PAGES_PER_S, EmptySince
+from infiniswap.policy.quota import Tenant
 from infiniswap.policy.refill import Refill
-from infiniswap.simulation.scenario import Jobs
-from infiniswap.units import PAGE_BYTES
+from infiniswap.simulation.scenario import Jobs, Run
+from infiniswap.units import GIB, PAGE_BYTES
 
 if TYPE_CHECKING:
     from infiniswap.simulation.donor import DonorHost, Lent
@@ -38,18 +39,24 @@ class Device:
         period_s: distance of looks.
 
     Attributes:
+        tenant: whose share it counts against.
         at: by slab, where it is; None: it has no donor.
         donors: slabs by donor.
         leases: donors that have granted a lease.
         urgent: slabs that have lost their donor.
         used_bytes: what is on the device now, pages whose copy is on the host included.
         is_closed: the job has ended.
+        work_s: what the job has to do, in seconds with all of its memory at hand; 0: no end of it.
+        left_s: of that.
+        attained_gib_s: memory of donors that it has had.
+        waited_s: how long it has lacked slabs.
     """
 
     __slots__ = (
-        *("number", "host", "job", "at", "donors", "leases", "urgent", "backoff", "faults"),
+        *("number", "host", "tenant", "job", "at", "donors", "leases", "urgent", "backoff"),
         *("used_bytes", "is_closed", "start_s", "local_bytes", "_slab_bytes", "_tracker", "_once"),
-        *("_totals", "_rates", "_counted_s", "_refill", "_filled", "_empty"),
+        *("work_s", "left_s", "attained_gib_s", "waited_s"),
+        *("faults", "_totals", "_rates", "_counted_s", "_refill", "_filled", "_empty"),
     )
 
     def __init__(
@@ -65,10 +72,12 @@ class Device:
     ) -> None:
         self.number = number
         self.host = host
+        self.tenant: Tenant[int] = (host, job.tenant)
         self.job = job
         self.start_s = now_s
         self.used_bytes = self.local_bytes = 0
         self.is_closed = False
+        self.work_s = self.left_s = self.attained_gib_s = self.waited_s = 0.0
         self._slab_bytes = slab_bytes
         self._once = 0.0
         count = math.ceil(self._beyond_bytes(job.working_set_bytes)[1] / slab_bytes)
@@ -109,6 +118,17 @@ class Device:
         beyond_bytes = used_bytes - local_bytes
         kept_bytes = int(local_bytes * self.job.kept_copies) if beyond_bytes else 0
         return beyond_bytes, beyond_bytes + kept_bytes
+
+    def go_on(self, period_s: float, run: Run) -> None:
+        """The job works for a period, the slower the more of its page I/O the backup serves."""
+        rate, served = self.rates()
+        on_disk = 1.0 - served / rate if rate else 0.0
+        slowdown = 1.0
+        if rate:
+            slowdown = run.slowdown_donors + (run.slowdown_disk - run.slowdown_donors) * on_disk
+        self.left_s -= period_s / slowdown
+        self.attained_gib_s += self.donors.total() * self._slab_bytes * period_s / GIB
+        self.waited_s += period_s if self.unmapped_count() else 0.0
 
     def _count(self, now_s: float) -> None:
         elapsed_s = now_s - self._counted_s

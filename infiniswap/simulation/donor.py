@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from infiniswap.policy.eviction import BatchChoice, Batches, EvictionConfig
 from infiniswap.policy.headroom import HarvestPlan, HeadroomConfig, HeadroomPolicy, PoolState
 from infiniswap.policy.placement import MemoryUse
-from infiniswap.policy.quota import over_quota
+from infiniswap.policy.quota import Tenant, tenants_over
 
 if TYPE_CHECKING:
     from infiniswap.simulation.device import Device
@@ -51,13 +51,14 @@ class DonorHost:
     Attributes:
         own_bytes: in use by the host itself.
         held: every slab that is lent.
+        share_max: see infiniswap.policy.quota.
         is_alive: answers.
         is_short: mapped slabs have to be taken back.
     """
 
     __slots__ = (
         *("number", "total_bytes", "policy", "pool", "held", "batches", "choice", "own_bytes"),
-        *("is_alive", "is_short", "epoch", "_share_max", "_by_consumer", "_slab_bytes"),
+        *("is_alive", "is_short", "epoch", "share_max", "_by_tenant", "_slab_bytes"),
         "_made_max",
     )
 
@@ -82,8 +83,8 @@ class DonorHost:
         self.is_alive = True
         self.is_short = False
         self.epoch = 0
-        self._share_max = share_max
-        self._by_consumer: Counter[int] = Counter()
+        self.share_max = share_max
+        self._by_tenant: Counter[Tenant[int]] = Counter()
         self._slab_bytes = limits.slab_bytes
         self._made_max = max(1, math.ceil(make_s_period / MAKE_S))
 
@@ -102,22 +103,23 @@ class DonorHost:
         self.is_short = plan.evict > 0
         return plan
 
-    def use(self, consumer: int) -> MemoryUse:
-        """The answer to a device of that host, as infiniswap.donor.room gives it."""
+    def use(self, device: Device) -> MemoryUse:
+        """The answer to a device, as infiniswap.donor.room gives it."""
         pool = self.pool
         slabs = 0
         if not self.is_short:
-            slabs = self.policy.slabs_mappable(pool) or sum(self.over(consumer).values())
+            slabs = self.policy.slabs_mappable(pool) or len(self.gives(device))
         return MemoryUse(self.policy.used_share(pool), slabs)
 
     def used_share(self) -> float:
         """What placement compares."""
         return self.policy.used_share(self.pool)
 
-    def over(self, consumer: int) -> dict[int, int]:
-        """Slabs of other hosts that would be taken back for this one."""
+    def gives(self, device: Device) -> list[Lent]:
+        """Slabs of which one would be taken back for this device (infiniswap.donor.quota)."""
         slabs_max = self.policy.config.slabs_max
-        return over_quota(self._by_consumer, consumer, slabs_max, self._share_max)
+        over = tenants_over(self._by_tenant, device.tenant, slabs_max, self.share_max)
+        return [lent for lent in self.held if lent.device.tenant in over] if over else []
 
     def make_ready(self) -> bool:
         """Makes a free slab for a device that waits; False: there is no memory for one."""
@@ -133,7 +135,7 @@ class DonorHost:
         """Lends a free slab."""
         lent = Lent(device, slab, self.epoch)
         self.held[lent] = None
-        self._by_consumer[device.host] += 1
+        self._by_tenant[device.tenant] += 1
         self.pool = PoolState(self.pool.free - 1, 0, self.pool.mapped + 1)
         return lent
 
@@ -142,16 +144,17 @@ class DonorHost:
         if lent not in self.held:
             return False
         del self.held[lent]
-        self._by_consumer[lent.device.host] -= 1
-        if not self._by_consumer[lent.device.host]:
-            del self._by_consumer[lent.device.host]
+        tenant = lent.device.tenant
+        self._by_tenant[tenant] -= 1
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
         self.pool = PoolState(self.pool.free + 1, 0, self.pool.mapped - 1)
         return True
 
     def lose_everything(self) -> None:
         """The host has started afresh."""
         self.held.clear()
-        self._by_consumer.clear()
+        self._by_tenant.clear()
         self.pool = PoolState(0, 0, 0)
         self.batches = Batches()
         self.epoch += 1

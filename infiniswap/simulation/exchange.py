@@ -9,6 +9,7 @@ sessions and their heartbeats do not.
 from __future__ import annotations
 
 import errno
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -62,6 +63,7 @@ class Exchange:
     ) -> None:
         self._config = scenario.config
         self._move_pages_per_s = scenario.run.move_pages_per_s
+        self._maps_max = math.ceil(scenario.run.period_s / scenario.run.map_s)  # in a period
         self._timeline = timeline
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self.messages: Counter[str] = Counter()
@@ -75,8 +77,8 @@ class Exchange:
 
     def map_wanted(self, device: Device, now_s: float) -> None:
         """Maps the slabs that need a donor, until one finds none
-        (infiniswap.device.slabs.mapper)."""
-        for slab in device.wanted():
+        (infiniswap.device.slabs.mapper), or the period is over."""
+        for slab in device.wanted()[: self._maps_max]:
             if not self._search.place(device, slab, now_s, None):
                 self.counts["not_placed"] += 1
                 return
@@ -97,15 +99,14 @@ class Exchange:
             device.leases.add(donor)
             self.messages["lease"] += 2
         self.messages["map"] += 2
-        if not donor.make_ready() and not self._make_room(donor, device.host, now_s):
+        if not donor.make_ready() and not self._make_room(donor, device, now_s):
             return None
         return donor.lend(device, slab) if donor.pool.free else None
 
-    def _make_room(self, donor: DonorHost, consumer: int, now_s: float) -> bool:
-        """Takes a slab back from a host with more than its share (infiniswap.donor.quota)."""
-        over = donor.over(consumer)
-        among = [lent for lent in donor.held if lent.device.host in over]
-        if donor.is_short or not among:
+    def _make_room(self, donor: DonorHost, device: Device, now_s: float) -> bool:
+        """Takes a slab back from a tenant with more than its share (infiniswap.donor.quota)."""
+        among = [] if donor.is_short else donor.gives(device)
+        if not among:
             return False
         return bool(self._take_back(donor, 1, now_s, among)) and donor.make_ready()
 

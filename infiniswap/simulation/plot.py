@@ -49,6 +49,9 @@ def _figure(outcome: Simulated) -> Any:
     elif outcome.compare is not None:
         figure = Figure(figsize=(11, 3.8), layout="constrained")
         _compare(figure.subplots(1, 3), outcome)
+    elif outcome.sharing is not None:
+        figure = Figure(figsize=(9, 4.2), layout="constrained")
+        _sharing(figure.subplots(1, 2), outcome)
     elif outcome.eviction is not None:
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         _eviction(figure.subplots(), outcome)
@@ -114,6 +117,25 @@ def _choices(axes: Any, outcome: Simulated) -> None:
     axes.bar([p + 0.2 for p in places], row.exact, 0.4, color=_BEFORE, label="theory")
     axes.set(xlabel="slabs, at least", ylabel="fraction of donors", yscale="log", xticks=places)
     axes.legend()
+
+
+def _sharing(axes: Any, outcome: Simulated) -> None:
+    rows = outcome.sharing or []
+    ways = list(dict.fromkeys(row.way for row in rows))
+    jobs = list(dict.fromkeys(row.job for row in rows))
+    width = 0.8 / len(ways)
+    for place, way in enumerate(ways):
+        mine = {row.job: row for row in rows if row.way == way}
+        places = [n + (place - (len(ways) - 1) / 2) * width for n in range(len(jobs))]
+        colour = (_BEFORE, _AFTER, _THIRD)[place]
+        for axis, name in zip(axes, ("mean", "p95"), strict=True):
+            values = [getattr(mine[job], name) for job in jobs]
+            axis.bar(places, values, width, color=colour, label=f"slabs by {way}")
+    for axis, text in zip(axes, ("mean", "p95"), strict=True):
+        axis.set(ylabel=f"slowdown, {text}", ylim=(1.0, None), xticks=range(len(jobs)))
+        axis.set_xticklabels(jobs)
+        axis.axhline(1.0, color="black", linewidth=0.8)
+    axes[0].legend()
 
 
 def _compare(axes: Any, outcome: Simulated) -> None:

@@ -52,6 +52,8 @@ def tables(outcomes: Sequence[Simulated]) -> Iterator[Table]:
         yield _choices(outcomes)
     if first.compare is not None:
         yield _compare(outcomes)
+    if first.sharing is not None:
+        yield _sharing(outcomes)
     if first.cluster is not None:
         yield _use(outcomes)
         yield _counts(outcomes)
@@ -164,6 +166,24 @@ def _compare(outcomes: Sequence[Simulated]) -> Table:
             figure([float(s.not_placed) for s in same], _count),
             figure([float(s.evictions) for s in same], _count),
             figure([s.messages_per_slab for s in same], _ratio),
+        )
+    return table
+
+
+def _sharing(outcomes: Sequence[Simulated]) -> Table:
+    columns = ("slabs by", "jobs", "number", "mean slowdown", "p95", "evictions")
+    table = _table(f"{outcomes[0].title}: time against one with all pages on donors", outcomes)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place > 1 else "left")
+    for place, row in enumerate(outcomes[0].sharing or ()):
+        same = [o.sharing[place] for o in outcomes if o.sharing is not None]
+        table.add_row(
+            row.way,
+            row.job,
+            figure([float(s.jobs) for s in same], _count),
+            figure([s.mean for s in same], _ratio),
+            figure([s.p95 for s in same], _ratio),
+            figure([float(s.evictions) for s in same], _count),
         )
     return table
 

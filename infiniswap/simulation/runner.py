@@ -14,6 +14,7 @@ from infiniswap.simulation.load import HostLoad, host_load
 from infiniswap.simulation.measures import Result
 from infiniswap.simulation.optimum import Best, best
 from infiniswap.simulation.scenario import Scenario
+from infiniswap.simulation.sharing import SharingRow, sharing
 from infiniswap.simulation.world import World
 
 Progress = Callable[[float], None]
@@ -29,6 +30,7 @@ class Simulated(Struct, frozen=True):
     eviction: list[studies.EvictionRow] | None = None
     choices: list[studies.ChoicesRow] | None = None
     compare: list[ComparedRow] | None = None
+    sharing: list[SharingRow] | None = None
 
 
 class ComparedRow(Struct, frozen=True):
@@ -69,6 +71,8 @@ def simulate(scenario: Scenario, seed: int, progress: Progress | None = None) ->
         outcome = _with(outcome, choices=found)
     if scenario.compare is not None:
         return _with(outcome, compare=_compare(scenario, seed, progress))
+    if scenario.sharing is not None:
+        return _with(outcome, sharing=sharing(scenario, scenario.sharing.ways, seed, progress))
     if is_study and not scenario.jobs:
         return outcome
     if not scenario.jobs and not scenario.load.quantiles and not scenario.trace_path:

@@ -20,6 +20,9 @@ RULES: Final = ("product", "random", "four", "global")
 """How a slab gets its donor. product: as [policy] says, two choices by default; random: the first
 donor with room; four: four choices; global: the least used donor of all, which no host can know."""
 
+WAYS: Final = ("host", "tenant", "attained")
+"""Who has to give slabs back (infiniswap.simulation.sharing)."""
+
 HOSTS_MAX: Final = 1_000_000
 
 
@@ -86,8 +89,16 @@ class Run:
     rule: str = _choice("product", *RULES)
     disk_pages_per_s: float = _float(32_000.0, 0.0, 1e9)
     """How fast a consumer reads its backup: 125 MB/s by default, a cloud volume."""
+    map_s: float = _float(0.05, 0.001, 1e3)
+    """How long a device takes to map a slab (the paper, section 7.3.1: 54 ms over RDMA). It maps
+    one after another."""
     move_pages_per_s: float = _float(262_144.0, 1.0, 1e9)
     """How fast a slab is copied from one donor to another: 1 GiB/s by default."""
+    slowdown_donors: float = _float(4.8, 1.0, 1e6)
+    """Time of a job with `work_s` whose page I/O donors serve, against one with all its memory."""
+    slowdown_disk: float = _float(10.6, 1.0, 1e6)
+    """Of one whose page I/O the backup serves. Both defaults: docs/when-to-use.md, the pandas join
+    with half of its memory, backup and swap on a cloud volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +127,8 @@ class Jobs:
     """[[jobs]]: jobs of one kind, each on a random host with room for what it may keep there."""
 
     name: str = _text("job")
+    tenant: str = _text()
+    """On whose account, as `infiniswap run --tenant`; empty: the host's."""
     count: int = _int(1, 1, HOSTS_MAX)
     working_set_bytes: int = _size(8 * GIB)
     local: float = _float(0.5, 0.0, 1.0)
@@ -134,6 +147,9 @@ class Jobs:
     """The jobs start at random moments of this time after `start_s`."""
     duration_s: float = _float(0.0, 0.0, 1e9)
     """Mean of an exponential distribution; 0: until the end."""
+    work_s: float = _float(0.0, 0.0, 1e9)
+    """Likewise, of the seconds that a job takes with all of its memory. It ends when it is done,
+    later if it pages; 0: it has no end of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +196,13 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """[sharing]: the same jobs with several ways to share donors that are full."""
+
+    ways: tuple[str, ...] = _words(WAYS, *WAYS)
+
+
+@dataclass(frozen=True, slots=True)
 class Optimum:
     """[optimum]: the best possible placement of the same slabs, by an integer program."""
 
@@ -208,6 +231,7 @@ class Scenario:
     eviction: Eviction | None = None
     choices: Choices | None = None
     compare: Compare | None = None
+    sharing: Sharing | None = None
     optimum: Optimum | None = None
     trace_path: str = ""
 
@@ -219,6 +243,7 @@ SECTIONS: Final[dict[str, type[Any]]] = {
     "eviction": Eviction,
     "choices": Choices,
     "compare": Compare,
+    "sharing": Sharing,
     "optimum": Optimum,
 }
 """Tables that a file has at most once."""

@@ -82,7 +82,7 @@ class Asking:
         if not donor.is_alive:
             device.backoff.unreachable(donor, now_s)
             return None
-        use = donor.use(device.host)
+        use = donor.use(device)
         if use.slabs_mappable:
             device.backoff.good(donor)
         else:
@@ -133,7 +133,7 @@ class GlobalView:
                 heapq.heappush(self._heap, (self._donors[number].used_share(), number))
 
     def _take(self, device: Device, slab: int, donor: DonorHost, now_s: float) -> bool:
-        has_room = donor.is_alive and donor.use(device.host).slabs_mappable > 0
+        has_room = donor.is_alive and donor.use(device).slabs_mappable > 0
         return has_room and self._map_slab(device, slab, donor, now_s)
 
 

@@ -37,6 +37,7 @@ class World:
         seed: of all that is random.
         rule: how slabs get donors; None: as the scenario says.
         load: of the hosts; None: the scenario's.
+        donor: what hosts are as donors.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class World:
         seed: int,
         rule: str | None = None,
         load: HostLoad | None = None,
+        donor: type[DonorHost] = DonorHost,
     ) -> None:
         self._scenario = scenario
         self._seed = seed
@@ -57,7 +59,7 @@ class World:
         lending = cluster.donors or cluster.hosts
         none = replace(limits, pool_bytes_max=0)
         self.donors = [
-            DonorHost(
+            donor(
                 *(number, cluster.memory_bytes, limits if number < lending else none),
                 *(eviction_config(config), config.daemon.consumer_share_max, draw),
                 scenario.run.period_s,
@@ -77,6 +79,7 @@ class World:
         self._devices: dict[Device, None] = {}
         self._local_bytes = [0] * cluster.hosts
         self._numbers = 0
+        self._slowdowns: list[tuple[str, float]] = []
         self.rows: list[Row] = []
         self._plan()
 
@@ -107,6 +110,8 @@ class World:
         self._jobs.setdefault(host, []).append(device)
         self._devices[device] = None
         self._busy[device] = None
+        if jobs.work_s:
+            device.work_s = device.left_s = self._rng.expovariate(1.0 / jobs.work_s)
         if jobs.duration_s:
             end_s = now_s + self._rng.expovariate(1.0 / jobs.duration_s)
             self._timeline.at(end_s, partial(self._end, device))
@@ -185,6 +190,22 @@ class World:
         self._look_at_hosts(now_s)
         for device in list(self._busy):
             self._look_at(device, now_s)
+        for device in [device for device in self._devices if device.work_s]:
+            device.go_on(self._scenario.run.period_s, self._scenario.run)
+            if device.left_s <= 0.0:
+                self._slowdowns.append(self._slowdown(device, now_s))
+                self._end(device, now_s)
+
+    def _slowdown(self, device: Device, now_s: float) -> tuple[str, float]:
+        run = self._scenario.run
+        best_s = max((device.work_s - device.left_s) * run.slowdown_donors, run.period_s)
+        return device.job.name, max(1.0, (now_s + run.period_s - device.start_s) / best_s)
+
+    def slowdowns(self) -> list[tuple[str, float]]:
+        """Of each job with work: its name, and its time against that with all pages on donors."""
+        now_s = self._scenario.run.duration_s
+        running = [device for device in self._devices if device.work_s]
+        return self._slowdowns + [self._slowdown(device, now_s) for device in running]
 
     def _look_at_hosts(self, now_s: float) -> None:
         used, local = self._load.at(now_s), self._local_bytes

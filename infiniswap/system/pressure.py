@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 from pathlib import Path
 
@@ -67,6 +68,27 @@ class PressureTrigger:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def pressure_percent(resource: str, *, proc: Path = PROC) -> float:
+    """In which share of the last ten seconds some task waited for a resource, in percent.
+
+    Args:
+        resource: cpu, io or memory.
+        proc: root of the proc file system.
+
+    Raises:
+        UnavailableError: this kernel does not tell.
+    """
+    path = proc / "pressure" / resource
+    found = re.search(r"^some avg10=([0-9.]+) ", try_read_text(path) or "", re.MULTILINE)
+    if found is None:
+        raise UnavailableError(
+            "no pressure figures",
+            where=str(path),
+            mend="Start the kernel with psi=1, or name a command or a query under [daemon.slo].",
+        )
+    return float(found[1])
 
 
 def memory_stalls(*, proc: Path = PROC) -> dict[str, float]:

@@ -17,9 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
@@ -48,6 +52,9 @@ COMMAND_S_MAX = 30.0
 """How long a command of the system may take unless the caller says otherwise, seconds."""
 
 CHILD_KILL_S_MAX = 5.0
+
+_LOOK_S = 0.02
+"""How often a short command is looked at."""
 
 _SETTINGS = "INFINISWAP_"
 _CONFIG_FILE = "INFINISWAP_CONFIG"
@@ -227,6 +234,82 @@ def finish(argv: Sequence[str], *, timeout_s: float = COMMAND_S_MAX, mend: str =
     return Done(child.returncode, _text(stdout), _text(stderr))
 
 
+class ShortCommand:
+    """A command of an administrator's that prints a few bytes, run again and again: without
+    capabilities, with an end, and with nothing left of it. One thread at a time may run it.
+
+    Args:
+        argv: absolute path and arguments.
+        timeout_s: seconds after which it is killed.
+        output_bytes_max: of each of its outputs; with more it is killed.
+    """
+
+    def __init__(self, argv: Sequence[str], timeout_s: float, output_bytes_max: int = 4096) -> None:
+        self._argv = list(argv)
+        self._timeout_s = timeout_s
+        self._output_bytes_max = output_bytes_max
+        self._stopped = threading.Event()
+        self._last: Process | None = None
+
+    def stop(self) -> None:
+        """Ends a run that is under way, soon; there is no further one. From any thread."""
+        self._stopped.set()
+
+    def run(self) -> Done:
+        """Runs it to its end, whatever its exit code, and kills every process of its group. Blocks.
+
+        Raises:
+            UnavailableError, NotPermittedError, SystemCallError: it could not be started.
+            DeadlineError: it took too long, or printed too much.
+        """
+        text = self._argv[0]
+        if self._last is not None and self._last.poll() is None:
+            raise DeadlineError(f"`{text}` cannot be killed (process {self._last.pid})")
+        child = start(
+            self._argv, stdout=PIPE, stderr=PIPE, keep=(), env=environment(settings=False)
+        )
+        self._last = child
+        assert child.stdout is not None
+        assert child.stderr is not None
+        outputs: dict[IO[bytes], bytearray] = {child.stdout: bytearray(), child.stderr: bytearray()}
+        try:
+            is_done = self._follow(child, outputs)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # before it is reaped its number is its own
+            with contextlib.suppress(TimeoutExpired):
+                child.wait(CHILD_KILL_S_MAX)
+            for pipe in outputs:
+                pipe.close()
+        if max(map(len, outputs.values())) > self._output_bytes_max:
+            raise DeadlineError(f"`{text}` printed more than {self._output_bytes_max} bytes")
+        if not is_done:
+            raise DeadlineError(f"`{text}` did not end within {self._timeout_s:g} s")
+        stdout, stderr = outputs.values()
+        return Done(child.returncode, _text(stdout), _text(stderr))
+
+    def _follow(self, child: Process, outputs: dict[IO[bytes], bytearray]) -> bool:
+        """Reads until the command has ended, which may leave others with its outputs; False: it has
+        not."""
+        end_s = time.monotonic() + self._timeout_s
+        with selectors.DefaultSelector() as selector:
+            for pipe in outputs:
+                os.set_blocking(pipe.fileno(), False)
+                selector.register(pipe, selectors.EVENT_READ, outputs[pipe])
+            while True:
+                flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+                has_ended = os.waitid(os.P_PID, child.pid, flags) is not None
+                for key, _ in selector.select(0.0 if has_ended else _LOOK_S):
+                    read = os.read(key.fd, self._output_bytes_max + 1)
+                    key.data.extend(read)
+                    if not read:
+                        selector.unregister(key.fileobj)
+                if max(map(len, outputs.values())) > self._output_bytes_max:
+                    return False
+                if has_ended or self._stopped.is_set() or time.monotonic() >= end_s:
+                    return has_ended
+
+
 def convert(
     argv: Sequence[str], given: bytes | bytearray, into: bytearray, *, timeout_s: float
 ) -> tuple[int, Done]:
@@ -272,7 +355,7 @@ def _late(child: Process, argv: Sequence[str], timeout_s: float, mend: str) -> D
     return DeadlineError(f"`{text}` did not end within {timeout_s:g} s{more}", mend=mend)
 
 
-def _text(output: bytes) -> str:
+def _text(output: bytes | bytearray) -> str:
     return output.decode(errors="replace").replace("\r\n", "\n")
 
 

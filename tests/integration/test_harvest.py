@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 from support.donors.donor_world import Handler, World, client_config, refusal, until, world
@@ -239,6 +240,56 @@ async def test_names_that_a_host_invents_take_no_more_than_its_share(
                 with contextlib.suppress(RequestRefusedError):
                     await session.map(lease.lease, slab)
         assert held(w, A) == kept
+
+
+def of_tenant(identity: Identity, tenant: str) -> Identity:
+    return replace(identity, use=m.LeaseUse(tenant=tenant))
+
+
+async def test_a_new_tenant_of_a_host_gets_an_equal_part_of_what_the_host_has() -> None:
+    sweep, one = of_tenant(A, "sweep"), of_tenant(B, "one")
+    async with (
+        world() as w,
+        borrowing(w, sweep, POOL),
+        await w.session(identity=one) as second,
+        await w.session(identity=of_tenant(B, "sweep")) as third,
+    ):
+        # A device that has no lease yet is told what its tenant could get.
+        assert (await second.memory()).can_map == POOL // 2
+        assert (await third.memory()).can_map == 0
+        newer = await second.lease(64)
+        for slab in range(POOL // 2):
+            await second.map(newer.lease, slab)
+        assert (held(w, sweep), held(w, one)) == (POOL // 2, POOL // 2)
+        assert (await second.memory()).can_map == 0
+        assert await refusal(second.map(newer.lease, POOL // 2)) == m.REFUSED_NO_MEMORY
+
+
+async def test_tenants_of_one_name_on_two_hosts_have_a_share_each() -> None:
+    async with (
+        world() as w,
+        borrowing(w, of_tenant(A, "physics"), POOL, host="10.0.0.1"),
+        borrowing(w, of_tenant(B, "physics"), 0, host="10.0.0.2") as (second, newer),
+    ):
+        for slab in range(POOL // 2):
+            await second.map(newer.lease, slab)
+        assert (held(w, A), held(w, B)) == (POOL // 2, POOL // 2)
+
+
+async def test_a_host_with_twenty_tenants_has_the_share_of_one() -> None:
+    async with (
+        world() as w,
+        borrowing(w, A, POOL, host="10.0.0.1"),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for number in range(20):
+            name = Identity(f"00000000-0000-0000-0000-{number:012x}", "swap0", "host-b")
+            borrower = borrowing(w, of_tenant(name, f"t{number}"), 0, host="10.0.0.2")
+            session, lease = await stack.enter_async_context(borrower)
+            for slab in range(2):
+                with contextlib.suppress(RequestRefusedError):
+                    await session.map(lease.lease, slab)
+        assert (held(w, A), held(w, B)) == (POOL // 2, POOL // 2)
 
 
 async def test_cache_that_is_read_again_counts_as_used() -> None:

@@ -73,6 +73,7 @@ def test_the_tag_is_one_for_every_python_and_what_auditwheel_finds(wheel: Path) 
     assert int(found[2]) <= int(libc.rpartition(".")[2])
 
 
+@pytest.mark.full
 def test_two_builds_in_different_places_are_the_same_file(
     project_root: Path, tmp_path: Path, wheel: Path
 ) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from support.devices.stepped_engine import SimDone, lib
 
 from infiniswap.config import DeviceConfig, PolicyConfig
+from infiniswap.control import messages as m
 from infiniswap.control.client import ClientConfig, Identity
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
@@ -35,6 +36,7 @@ REQUEST_PAGES_MAX = 8
 REQUESTS_MAX = 12
 REQUEST_S = 1.0
 SUSPEND_S = 1.0
+TENANTS = ("", "a", "b")
 
 _GOOD = (
     lib.ISW_STEP_REMOTE_APPLY,
@@ -82,6 +84,7 @@ class SimDevice:
         slabs: its size; the last slab is cut short.
         has_backup: otherwise every slab is kept mapped, and pages are lost with their donors.
         ahead_share: of all devices with a backup, those that map ahead.
+        tenant: on whose account; None: drawn from the seed.
     """
 
     def __init__(
@@ -92,11 +95,15 @@ class SimDevice:
         slabs: int,
         has_backup: bool,
         ahead_share: float = 0.5,
+        tenant: str | None = None,
     ) -> None:
         self.name = f"device{number}"
         self.host: Host = world.loop.host(self.name)
         self.slabs = slabs
         self.has_backup = has_backup
+        if tenant is None:
+            tenant = TENANTS[(world.seed // 2 + number) % len(TENANTS)]
+        self.use = m.LeaseUse(tenant=tenant)
         self.threads_frozen = False
         """Its C threads stand still."""
         self.faults = True
@@ -136,7 +143,9 @@ class SimDevice:
         http = self._network.client(self.host)
         client = ClientConfig(keys=KEYS, connect_s=1.0, renew_s=4.0, send_s=2.0, http=http)
         self._config = LinkConfig(
-            identity=Identity(f"00000000-0000-0000-0000-{number:012x}", self.name, self.name),
+            identity=Identity(
+                f"00000000-0000-0000-0000-{number:012x}", self.name, self.name, self.use
+            ),
             client=client,
             device=DeviceConfig(
                 transport="tcp",

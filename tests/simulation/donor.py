@@ -19,8 +19,11 @@ from infiniswap.donor.harvest import Harvester
 from infiniswap.donor.identity import DonorIdentity
 from infiniswap.donor.leases import LeaseRecord
 from infiniswap.donor.service import DonorService
+from infiniswap.donor.service_guard import ServiceGuard
+from infiniswap.errors import SystemCallError
 from infiniswap.keys import derive
 from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
+from infiniswap.policy.slo import SloPolicy
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.units import HostPort
 from simulation.loop import Host, SimTask
@@ -36,6 +39,8 @@ KEYS = derive(b"a secret of the simulated cluster")
 HEARTBEAT_S = 0.5
 MISSED_MAX = 5
 GRACE_S = 4.0
+SETTLE_S = 0.5
+MOVE_S = 0.3
 
 
 class SimRecords:
@@ -49,6 +54,25 @@ class SimRecords:
 
     def remove(self, lease: int) -> None:
         self.leases.pop(lease, None)
+
+
+class SimLatency:
+    """The latency of a service on a donor's host: its own, and a little for each slab that is
+    lent. See infiniswap.donor.latency.Latency."""
+
+    def __init__(self, donor: SimDonor) -> None:
+        self._donor = donor
+
+    async def read(self) -> float:
+        """It may take long, and fail."""
+        donor = self._donor
+        await asyncio.sleep(donor.measure_s)
+        if donor.measure_fails:
+            raise SystemCallError("the service says nothing")
+        return donor.service_latency + 0.02 * donor.store.stats()["slabs_mapped"]
+
+    async def close(self) -> None:
+        """Nothing is open."""
 
 
 class SimDonor:
@@ -74,6 +98,11 @@ class SimDonor:
         """Down, and nobody tells those who ask."""
         self.threads_frozen = False
         """Its C threads stand still, too."""
+        self.protects = rng.random() < 0.3
+        """Whether a service of the host has a bound, of 1."""
+        self.service_latency = 0.1
+        self.measure_s = 0.001
+        self.measure_fails = False
         self._world = world
         self._loop, self._network = world.loop, world.network
         self._rng = rng
@@ -146,6 +175,14 @@ class SimDonor:
             ServerConfig(tls, KeyRing(KEYS, None, clock), limits=limits, handshake_s=2.0),
         )
         harvester.evict = self.service.evict_some
+        loops = {}
+        if self.protects:
+            guard = ServiceGuard(
+                *(SloPolicy(1.0, SETTLE_S), SimLatency(self), harvester, self.service.evictor),
+                *(clock, self.service.counters, MOVE_S),
+            )
+            self.service.guard = guard
+            loops["service guard"] = guard.run()
         self.service.drain.restore()
         self.service.data_port = DATA_PORT
         self.service.control_port = CONTROL_PORT
@@ -153,6 +190,7 @@ class SimDonor:
             self._loop.create_task(harvester.run(), name="harvest"),
             self._loop.create_task(self.service.expiry.run(1.0), name="leases"),
             self._loop.create_task(self.service.drain.run(), name="drain"),
+            *(self._loop.create_task(loop, name=name) for name, loop in loops.items()),
         ]
         for task in self._loops:
             task.add_done_callback(self._loop_ended)

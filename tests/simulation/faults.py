@@ -37,7 +37,7 @@ class Faults:
             *(self.stall_data, self.crash, self.crash, self.restart, self.crash_and_keep),
             *(self.crash_and_keep, self.restart_and_keep, self.freeze_donor, self.freeze_device),
             *(self.kill_device, self.evict, self.evict, self.drain, self.squeeze, self.disk),
-            *(self.refuse, self.steal),
+            *(self.refuse, self.steal, self.overload, self.unmeasured),
         ]
         # Few kinds per seed: what is rare together with everything else is then common.
         self._kinds = self._rng.sample(kinds, self._rng.randrange(2, len(kinds)))
@@ -253,6 +253,23 @@ class Faults:
 
         refuse(0.5)
         self._for(("refuse", donor.name), lambda: refuse(0.0))
+
+    def overload(self) -> None:
+        """A service on a donor's host comes close to its bound, or above it."""
+        donor = self._donor()
+        donor.service_latency = self._rng.uniform(0.7, 2.0)
+        self._for(("overload", donor.name), lambda: setattr(donor, "service_latency", 0.1))
+
+    def unmeasured(self) -> None:
+        """The latency of a service on a donor's host comes late, or not at all."""
+        donor = self._donor()
+        donor.measure_fails = self._rng.random() < 0.5
+        donor.measure_s = self._rng.choice((0.001, 0.2, 600.0))
+
+        def heal() -> None:
+            donor.measure_fails, donor.measure_s = False, 0.001
+
+        self._for(("unmeasured", donor.name), heal)
 
     def steal(self) -> None:
         """Somebody reads a donor's tickets, and uses some of them first."""

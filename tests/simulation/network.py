@@ -137,6 +137,8 @@ class Network:
         self.loop = loop
         self.duplicate_share = 0.0
         self.delay_s_max = 0.002
+        self.one_address = ""
+        """That of all who connect, as devices of one host have it; empty: each has its own."""
         self._rng = rng
         self._listeners: dict[str, tuple[Host, Serve]] = {}
         self._ends: list[End] = []
@@ -277,7 +279,7 @@ class Network:
         mine, theirs = End(self, host), End(self, there)
         mine.peer, theirs.peer = theirs, mine
         self._ends += [mine, theirs]
-        there.spawn(serve(theirs, f"{host.name}:1"), "session")
+        there.spawn(serve(theirs, f"{self.one_address or host.name}:1"), "session")
         return mine
 
     def open_connections(self) -> int:

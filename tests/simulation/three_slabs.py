@@ -37,9 +37,9 @@ class ThreeSlabs(World):
         self.network.delay_s_max = 0.005
         self.donors.append(SimDonor(self, self.new_rng(), 0, SLABS, None))
 
-    def add_device(self) -> SimDevice:
+    def add_device(self, tenant: str = "", ahead_share: float = 1.0) -> SimDevice:
         number = len(self.devices) + 1
-        device = SimDevice(self, self.new_rng(), number, SLABS, has_backup=True, ahead_share=1.0)
+        device = SimDevice(self, self.new_rng(), number, SLABS, True, ahead_share, tenant)
         device.faults = False
         self.devices.append(device)
         return device

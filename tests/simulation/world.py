@@ -109,6 +109,8 @@ class World:
         # Fewer steps of the engine per message: more requests are under way when one arrives.
         self._engine_share = rng.choice((0.03, 0.15))
         devices = rng.choice((1, 2))
+        # Two devices are those of one host, or of two.
+        self.network.one_address = "host" if self.seed % 2 else ""
         has_backup = rng.random() < 0.8
         for number in range(rng.choice((2, 3))):
             directory = None
@@ -186,7 +188,11 @@ class World:
                 )
 
     def mapping(self, lease: StoreLease, slot: int) -> None:
-        """What is still on its way to a slot must not meet another slab there."""
+        """What is still on its way to a slot must not meet another slab there. A donor lends
+        nothing while it protects a service."""
+        for donor in self.donors:
+            if donor.store.leases.get(lease.number) is lease and donor.harvester.is_held:
+                self.failed(f"{donor.name} lends a slab and {donor.harvester.held_why}")
         for device, number, _, in_flight in self._users(lease, slot):
             if in_flight:
                 self.failed(
@@ -338,11 +344,14 @@ class World:
             for link in device.mapper.known_donors.links:
                 if link.connections.lease is not None and not link.session.is_open:
                     return f"{device.name}: a lease and no session at {link.address}"
+                held, donor = link.connections.lease, self._donor_of(link.address.host)
+                known = donor.service.table.get(held.lease) if held else None
+                if known is not None and known.tenant[1] != device.use.tenant:
+                    return f"{donor.name} counts {device.name} as {known.tenant}"
                 for slab, place in link.mapped.items():
                     if slab in linked:
                         return f"{device.name}: slab {slab} is at two donors"
                     linked[slab] = (link.remote, place.slot, place.generation)
-                    held = link.connections.lease
                     seen[link.address.host].add((held.lease if held else 0, place.slot, slab))
             there = {
                 slab: (info.remote, info.slot, info.generation)
@@ -376,7 +385,7 @@ class World:
             if work := donor.service.work.under_way():
                 return f"{donor.name}: work {work}"
             names = {task.get_name() for task in donor.host.open_tasks()}
-            if names - {"harvest", "leases", "drain", "upkeep"}:
+            if names - {"harvest", "leases", "drain", "upkeep", "service guard"}:
                 return f"{donor.name}: tasks {names}"
         for device in self.devices:
             if device.host.open_tasks() or device.mapper.events.drains:
@@ -399,7 +408,8 @@ class World:
         for donor in self.donors:
             lines.append(
                 f"{donor.name}: up {donor.is_up}, slabs {donor.store.slabs_max}, "
-                f"{donor.store.stats()}, draining {donor.service.drain.is_active}"
+                f"{donor.store.stats()}, draining {donor.service.drain.is_active}, "
+                f"at most {donor.harvester.mapped_max} lent"
             )
         return "\n".join(lines)
 

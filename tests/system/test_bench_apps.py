@@ -83,7 +83,9 @@ def test_a_job_is_measured_and_a_second_run_only_adds_what_is_missing(
     assert [line["cell"]["round"] for line in both] == [1, 1, 1, 2, 2, 2]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGKILL]
+)
 def test_a_run_that_is_ended_leaves_nothing_behind(
     command: list[str], work: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

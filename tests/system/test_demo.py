@@ -176,7 +176,11 @@ def start_small(leg: str, log: Path) -> subprocess.Popen[bytes]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("leg", "number"),
-    [("unlimited", signal.SIGHUP), ("infiniswap", signal.SIGINT), ("disk", signal.SIGTERM)],
+    [
+        ("infiniswap", signal.SIGINT),
+        pytest.param("unlimited", signal.SIGHUP, marks=pytest.mark.full),
+        pytest.param("disk", signal.SIGTERM, marks=pytest.mark.full),
+    ],
 )
 def test_a_demo_that_is_interrupted_leaves_nothing(
     tmp_path: Path, host_before: set[str], leg: str, number: signal.Signals

@@ -38,7 +38,7 @@ from infiniswap.units import MIB
 
 pytestmark = [pytest.mark.requires_native, pytest.mark.timeout(1500)]
 
-KILLS = 20 if FULL else 5
+KILLS = 20 if FULL else 3
 STAGING = 8 * MIB
 
 

@@ -196,7 +196,14 @@ def hosts(cluster: Cluster) -> Iterator[Hosts]:
             made.close()
 
 
-@pytest.mark.parametrize("path", RUNNABLE, ids=str)
+@pytest.mark.parametrize(
+    "path",
+    [  # manual pages repeat what the other documents show
+        pytest.param(path, marks=[pytest.mark.full] if path.parent.name == "man" else [])
+        for path in RUNNABLE
+    ],
+    ids=str,
+)
 def test_the_commands_of_a_document(path: Path, hosts: Hosts) -> None:
     for block in RUNNABLE[path]:
         hosts.run(block)

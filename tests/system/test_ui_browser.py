@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +19,7 @@ from support.devices.cluster import SLAB, Cluster, Device, Donor
 from support.devices.nbd_client import ask, connected
 from support.machine.chromium import Seen
 
+from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.units import MIB, PAGE_BYTES
 
 pytestmark = [
@@ -69,14 +73,20 @@ class Watched:
         return self.cluster.ok("ui", self.sun.address).splitlines()[0]
 
 
-@pytest.fixture
-def watched(cluster: Cluster) -> Iterator[Watched]:
+@contextlib.contextmanager
+def watching(cluster: Cluster, *options_of_moon: str) -> Iterator[Watched]:
     cluster.env["INFINISWAP_CLUSTER_ASK_S"] = "2"
-    moon = cluster.donor("--name", HTML)
+    moon = cluster.donor("--name", HTML, *options_of_moon)
     sun = cluster.donor("--name", "sun", "--peers", moon.address)
     device = cluster.start("--frontend", "nbd-socket", size=f"{SLABS * SLAB // MIB}M")
     with Writer(device):
         yield Watched(cluster, sun, moon, device)
+
+
+@pytest.fixture
+def watched(cluster: Cluster) -> Iterator[Watched]:
+    with watching(cluster) as made:
+        yield made
 
 
 def texts(seen: Seen, selector: str) -> str:
@@ -90,6 +100,9 @@ def wait_for(seen: Seen, condition: str) -> None:
 ON_BOTH = """() => ["on sun", "on <b>moon</b>"].every(
     (words) => [...document.querySelectorAll(".cell")].some(
         (cell) => cell.getAttribute("aria-label").includes(words)))"""
+
+ALL_ON_SUN = """() => [...document.querySelectorAll(".cell")].every(
+    (cell) => cell.getAttribute("aria-label").includes("on sun"))"""
 
 
 def test_a_donor_is_killed_while_somebody_watches(watched: Watched) -> None:
@@ -112,14 +125,57 @@ def test_a_donor_is_killed_while_somebody_watches(watched: Watched) -> None:
         seen.page.locator(".host.silent", has_text="unreachable").wait_for()
         seen.page.locator(".events .bad", has_text=f"{HTML}: unreachable").wait_for()
         # The device gives it up, and its slabs find the donor that is left.
-        wait_for(
-            seen,
-            """() => [...document.querySelectorAll(".cell")].every(
-                (cell) => cell.getAttribute("aria-label").includes("on sun"))""",
-        )
+        wait_for(seen, ALL_ON_SUN)
         assert not seen.page.locator("body.stale").count()
         assert seen.complaints == []
         assert seen.hosts == {watched.sun.address}
+
+
+@pytest.mark.full
+def test_slabs_are_seen_to_move_off_a_donor_that_is_drained(watched: Watched) -> None:
+    with chromium() as browser:
+        seen = Seen.of(browser.new_context(ignore_https_errors=True))
+        seen.page.goto(watched.link)
+        wait_for(seen, ON_BOTH)
+        watched.cluster.ok("donor", "drain", watched.moon.address)
+        moved = f"is on sun, and has left {HTML}"
+        seen.page.locator(".events li", has_text=moved).first.wait_for()
+        wait_for(seen, ALL_ON_SUN)
+        seen.page.locator(".host", has_text="drained").wait_for()
+        assert seen.complaints == []
+
+
+@pytest.fixture
+def host_of_moon() -> Iterator[MemoryCgroup]:
+    """What its donor takes for the memory of its host."""
+    made = create_memory_cgroup(f"infiniswap-test-{os.getpid()}", 256 * MIB)
+    yield made
+    made.kill()
+    made.remove()
+
+
+@pytest.mark.full
+@pytest.mark.requires_memcg
+def test_an_eviction_is_seen(cluster: Cluster, host_of_moon: MemoryCgroup) -> None:
+    """A program of the donor's host takes all memory but half of the headroom."""
+    taking = f"import os, time; os.read(0, 1); x = bytearray({248 * MIB}); time.sleep(600)"
+    command = [sys.executable, "-c", taking]
+    with (
+        watching(cluster, "--memory-cgroup", str(host_of_moon.path)) as watched,
+        chromium() as browser,
+        subprocess.Popen(command, stdin=subprocess.PIPE) as program,
+    ):
+        try:
+            host_of_moon.add(program.pid)
+            seen = Seen.of(browser.new_context(ignore_https_errors=True))
+            seen.page.goto(watched.link)
+            wait_for(seen, ON_BOTH)
+            assert program.stdin is not None
+            program.stdin.close()
+            seen.page.locator(".events .bad", has_text=f"{HTML}: took back").first.wait_for()
+            assert seen.complaints == []
+        finally:
+            program.kill()
 
 
 @pytest.mark.full

@@ -234,3 +234,15 @@ def test_a_broken_certificate_of_the_metrics_port_is_told(check: Check, tmp_path
     code, said = check(text)
     assert code == ConfigError.exit_code
     assert f"{key}: the certificate of the metrics port cannot be used" in said
+
+
+def test_a_program_that_others_can_change_is_a_mistake(check: Check, tmp_path: Path) -> None:
+    program = tmp_path / "latency"
+    program.write_text("#!/bin/sh\necho 1\n")
+    program.chmod(0o777)
+    text = f'[daemon.slo]\ncommand = "{program}"\nbound = 1\n'
+    code, said = check(text)
+    assert code == ConfigError.exit_code
+    assert f"others can change the program {program}" in said
+    program.chmod(0o755)
+    assert "others can change" not in check(text)[1]

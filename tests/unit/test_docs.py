@@ -310,7 +310,9 @@ def _default_text(kind: type[Any], entry: dataclasses.Field[Any]) -> str:
 def test_every_configuration_key_is_described_with_its_default() -> None:
     text = _read(Path("docs/configuration.md"))
     described = {}
-    for section, body in re.findall(r"^## \[(\w+)\].*?\n(.*?)(?=^## |\Z)", text, re.M | re.S):
+    for section, body in re.findall(
+        r"^###? \[([\w.]+)\].*?\n(.*?)(?=^###? |\Z)", text, re.M | re.S
+    ):
         for line in body.splitlines():
             if match := re.match(r"\| `(\w+)` \|(.*?)\|(.*)\|$", line):
                 assert match[3].strip(), line

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import Any
 
 import pytest
+from support.machine.at_once import AtOnce
 from support.machine.virtual_time import in_virtual_time
 
 from infiniswap.donor.harvest import Harvester
@@ -18,19 +16,6 @@ from infiniswap.policy.headroom import HeadroomConfig, HeadroomPolicy
 from infiniswap.system.memory import Cache
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import GIB, MIB
-
-
-class AtOnce(Executor):
-    """Runs each call when it is submitted, and counts them."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.calls += 1
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
 
 
 class CountedMemory:

@@ -114,6 +114,12 @@ class OldRenew(msgspec.Struct, tag="renew", tag_field="type"):
     epoch: int
 
 
+class OldMemory(msgspec.Struct, tag="memory", tag_field="type"):
+    """The same; nor did it know tenants."""
+
+    id: int
+
+
 def test_older_ends_understand_requests_and_are_understood() -> None:
     renew = m.RenewRequest(id=2, lease=3, reclaim="a" * 32, epoch=4, use=USE)
     for new, old in (
@@ -125,6 +131,10 @@ def test_older_ends_understand_requests_and_are_understood() -> None:
         without = m.decode_to_donor(msgspec.json.encode(old))
         assert without == msgspec.structs.replace(new, use=None)
         assert m.encode(without) == msgspec.json.encode(old)
+    question = m.MemoryRequest(id=1, tenant="physics")
+    assert msgspec.json.decode(m.encode(question), type=OldMemory) == OldMemory(1)
+    assert m.decode_to_donor(msgspec.json.encode(OldMemory(1))) == m.MemoryRequest(id=1)
+    assert m.encode(m.MemoryRequest(id=1)) == msgspec.json.encode(OldMemory(1))
 
 
 def test_what_a_device_says_is_cleaned_and_bounded() -> None:

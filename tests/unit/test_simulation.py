@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from simulation.device import SimDevice
 from simulation.model import Pages, page_bytes
 from simulation.three_slabs import SLABS, ThreeSlabs
 from simulation.world import SimulationError, World
@@ -30,7 +31,7 @@ SEED = os.environ.get("INFINISWAP_TEST_SEED")
 PARTS = 8
 PART_S_MAX = 1200
 TESTS = Path(__file__).resolve().parents[1]
-KINDS = 18
+KINDS = 20
 """Of faults."""
 
 
@@ -174,3 +175,59 @@ def test_two_runs_that_began_together_both_get_a_donor_for_what_they_use(w: Thre
     w.rest(75.0)  # one may have taken what the other gave back, for half a minute
     assert (w.mapped(first), w.mapped(second)) == ([0], [0])
     assert first.mapper.counts.evicted + second.mapper.counts.evicted == 0
+
+
+# ------------------------------------------------- tenants of a host at a donor of three slabs
+
+
+def sweep_of_two(w: ThreeSlabs) -> list[SimDevice]:
+    """Two devices of one tenant that have the whole pool, and go on using it."""
+    sweep = [w.add_device("sweep", ahead_share=0.0) for _ in range(2)]
+    for device, slab in ((sweep[0], 0), (sweep[1], 0), (sweep[0], 1)):
+        w.pages_out_until(device, slab, functools.partial(w.has, device, slab))
+    return sweep
+
+
+def held(w: ThreeSlabs, devices: list[SimDevice]) -> int:
+    return sum(len(w.mapped(device)) for device in devices)
+
+
+@plot
+def test_the_devices_of_a_sweep_are_one_tenant_of_their_host(w: ThreeSlabs) -> None:
+    w.network.one_address = "host"
+    sweep = sweep_of_two(w)
+    other = w.add_device("one", ahead_share=0.0)
+    w.pages_out_until(other, 0, lambda: w.has(other, 0))
+    assert held(w, sweep) == 2
+    # Nobody can take more from the other, though all of them page to slabs without a donor.
+    for _ in range(8):
+        for device in (*sweep, other):
+            for slab in (0, 1):
+                w.page_out(device, slab)
+        w.rest(0.2)
+    assert (held(w, sweep), held(w, [other])) == (2, 1)
+
+
+@plot
+def test_devices_without_a_tenant_divide_nothing(w: ThreeSlabs) -> None:
+    w.network.one_address = "host"
+    first, second = w.add_device(ahead_share=0.0), w.add_device(ahead_share=0.0)
+    for slab in range(SLABS):
+        w.pages_out_until(first, slab, functools.partial(w.has, first, slab))
+    end_s = w.loop.now_s + 10.0
+    w.pages_out_until(second, 0, lambda: w.loop.now_s > end_s)
+    assert (held(w, [first]), held(w, [second])) == (SLABS, 0)
+
+
+@plot
+def test_tenants_stay_what_they_are_when_the_daemon_is_killed(w: ThreeSlabs) -> None:
+    w.network.one_address = "host"
+    sweep = sweep_of_two(w)
+    w.donor.crash(silently=False, keeps=True)
+    w.rest(0.2)
+    w.donor.start()
+    other = w.add_device("one", ahead_share=0.0)
+    w.pages_out_until(other, 0, lambda: w.has(other, 0))
+    w.rest(5.0)
+    assert (held(w, sweep), held(w, [other])) == (2, 1)
+    assert {lease.tenant[1] for lease in w.donor.service.table.leases()} == {"sweep", "one"}

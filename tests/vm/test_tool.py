@@ -54,6 +54,7 @@ def test_status_and_both_streams_come_out(tmp_path: Path) -> None:
     assert not (ROOT / "tests/no-such").exists()
 
 
+@pytest.mark.full
 def test_output_streams_and_a_killed_one_leaves_no_qemu() -> None:
     argv = [TOOL, "--", "sh", "-c", "echo ready; sleep 3600"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as tool:

@@ -231,7 +231,7 @@ class Cluster:
             },
         }
         for key, value in whole.settings.items():
-            section, _, name = key.partition(".")
+            section, _, name = key.rpartition(".")
             sections.setdefault(section, {})[name] = value
         path = self.directory(host.name) / "infiniswap.toml"
         path.write_text(

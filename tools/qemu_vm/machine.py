@@ -262,8 +262,9 @@ def _start(
                 stdout=log,
                 stderr=log,
                 pass_fds=channels.all,
-                # A Ctrl-C is for the command in a terminal, or for us: never for QEMU.
-                start_new_session=True,
+                # A Ctrl-C is for the command in a terminal, or for us: never for QEMU. Not a
+                # session of its own, which would have a priority of its own (sched(7), autogroup).
+                process_group=0,
             )
     if plan.terminal:
         watch.register(sys.stdin.fileno(), selectors.EVENT_READ, (machine, "in"))

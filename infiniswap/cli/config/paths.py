@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from infiniswap.config import Config, DeviceConfig
 from infiniswap.control.access import check_credentials
 from infiniswap.control.own_certificate import DEVICE, kept_certificate, key_path
 from infiniswap.errors import ConfigError, InfiniswapError
+from infiniswap.own_code import check_program
 from infiniswap.secret import (
     check_listen_secret,
     check_metrics_listen,
@@ -57,6 +59,8 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
     """
     yield from _guard(lambda: check_listen_secret(config.daemon.listen, config.cluster.trust_file))
     yield from _guard(lambda: check_credentials(config))
+    if words := shlex.split(config.slo.command):
+        yield from _guard(lambda: check_program(Path(words[0]), "daemon.slo.command"))
     yield from _guard(lambda: _host_key(config))
     yield from _guard(
         lambda: check_metrics_listen(

@@ -62,7 +62,8 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tenant",
         metavar="TENANT",
-        help="on whose account donors list this device's memory (default: device.tenant, else "
+        help="account that this device's memory counts on. The tenants of a host divide the host's "
+        "share of each donor equally, however many devices each has (default: device.tenant, else "
         "this host)",
     )
     parser.add_argument(

@@ -82,7 +82,7 @@ def _named(config: Config) -> Iterator[Path]:
     """Every file that the configuration names: secrets, tokens, certificates, lists."""
     for section, kind in SECTIONS.items():
         for entry in dataclasses.fields(kind):
-            path = getattr(getattr(config, section), entry.name)
+            path = getattr(config.section(section), entry.name)
             if entry.name.endswith("_file") and path is not None and ".." not in path.parts:
                 yield path
 

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from infiniswap.config import Config, load
 from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Ended
@@ -30,7 +31,6 @@ from infiniswap.secret import write_secret
 from infiniswap.testing.memory import FakeMemory
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import GIB, HostPort
-from support.configs import configured
 from support.donors.near_link import http_from
 
 WAIT_S = 60.0
@@ -54,6 +54,11 @@ SETTINGS: dict[str, object] = {
 def client_config(**changes: Any) -> ClientConfig:
     """Of a consumer that knows the secret of the test cluster."""
     return ClientConfig(**{"keys": KEYS, **changes})
+
+
+def _configured(path: Path, keys: Mapping[str, object]) -> Config:
+    """The file but for those keys; `daemon__slab` stands for daemon.slab."""
+    return load(path, {key.replace("__", "."): value for key, value in keys.items()}, {})
 
 
 class World:
@@ -121,6 +126,7 @@ async def world(
     handshake_s: float = WAIT_S,
     tls_per_host: Rate = PER_HOST,
     clock: Callable[[], float] = time.monotonic,
+    path: Path = Path("/dev/null"),
     **overrides: object,
 ) -> AsyncIterator[World]:
     memory = FakeMemory(GIB)
@@ -139,7 +145,7 @@ async def world(
             "daemon__state_dir": state_dir,
             "cluster__secret_file": secret_file,
         }
-        config = configured(**{**own, **SETTINGS, **overrides})
+        config = _configured(path, {**own, **SETTINGS, **overrides})
         made_so = serve(
             config,
             factory,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Under a systemd: daemon and device as `infiniswap service install` makes them; a job of root's
-and one of a member's on that device; then one that swaps, which is there when the host shuts down,
-and in full runs when the device's process is killed, the daemon restarted, and the device.
+and one of a member's on that device; then one that swaps, which is there when the device's process
+is killed, the daemon restarted, and the device, and when the host shuts down.
 
     python services_probe.py FRONTEND DIRECTORY PAGECHECK
 """
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from support.jobs.runwatch import GROUP, as_user, make_user, run_argv, watch
-from support.machine.runmode import FULL
 from support.machine.stopping import stopped
 
 from infiniswap.device.control import client
@@ -72,9 +71,8 @@ def settings(frontend: str, directory: Path) -> None:
     (CONFIG / "infiniswap.toml").write_text(
         f'[cluster]\nsecret_file = "{CONFIG}/secret"\n'
         f'[daemon]\nlisten = "127.0.0.1:{PORT}"\npool = "128M"\nslab = "8M"\nheadroom = "16M"\n'
-        + (f"lease_grace_s = {PATIENCE}\n" if FULL else "")
-        + f'[device]\nslab = "8M"\nbackup_dir = "{directory}"\n[policy]\n'
-        + (f"suspend_s = {PATIENCE}\n" if FULL else "")
+        f"lease_grace_s = {PATIENCE}\n"
+        f'[device]\nslab = "8M"\nbackup_dir = "{directory}"\n[policy]\nsuspend_s = {PATIENCE}\n'
     )
     (CONFIG / "devices" / f"{NAME}.env").write_text(
         f"DEVICE_OPTIONS=--size 64M --frontend {frontend} --swap --donors 127.0.0.1:{PORT}\n"
@@ -252,8 +250,7 @@ def main(frontend: str, directory: Path, pagecheck: Path) -> None:
     while (area := swap.find_area(node)) is None or area.used_bytes < SWAPPED_BYTES:
         assert time.monotonic() < end_s, area
         time.sleep(0.1)
-    if FULL:
-        faults(directory, node)
+    faults(directory, node)
     reload()
     run("systemctl", "--no-pager", "--plain", "list-units", "infini*", "isw*", "*.swap")
     print(f"SERVES {node} {area.used_bytes}", flush=True)

@@ -46,6 +46,7 @@ def test_without_systemd_it_is_a_directory_at_the_top(vm_kernel: str) -> None:
     assert seen["top"] == seen["member_top"] == "/sys/fs/cgroup"
 
 
+@pytest.mark.full
 @pytest.mark.requires_tool("busctl", "dbus-daemon", "unshare")
 @pytest.mark.timeout(1800)
 def test_with_systemd_it_is_a_slice_at_the_top(vm_kernel: str) -> None:

@@ -94,6 +94,7 @@ def test_a_device_that_is_open_exclusively_stays(engine: NativeEngine, paths: De
     assert not nbd.devices()
 
 
+@pytest.mark.full  # minutes, as each process of a device takes its time here
 def test_what_a_dead_process_left_is_taken_away(module_cluster: Cluster) -> None:
     """Although nobody has ever opened it."""
     device = module_cluster.start("--frontend", "nbd", size="16M")

@@ -30,6 +30,7 @@ def device(nbd_driver: None, module_cluster: Cluster) -> Iterator[Device]:
     assert not nbd.devices()
 
 
+@pytest.mark.full  # minutes here
 def test_fio_verifies_every_block_size(device: Device) -> None:
     assert device.status["frontend"] == "nbd"
     verify_every_block_size(device.path)

@@ -278,6 +278,7 @@ def test_connections_come_and_go_and_nothing_is_left(count: Callable[[int, int],
 # ------------------------------------------------------------------------- devices
 
 
+@pytest.mark.full
 def test_a_device_pages_to_two_donors(cluster: Cluster, donors: list[Donor]) -> None:
     pages_to_two_donors("nbd", cluster, donors)
 
@@ -329,6 +330,7 @@ def _processor_us(donors: list[Donor]) -> dict[str, int]:
     return {"threads": threads, "processes": processes, "softirq": softirq}
 
 
+@pytest.mark.full
 def test_the_donors_process_does_nothing_for_a_page(
     cluster: Cluster, donors: list[Donor], count: Callable[[int, int], int]
 ) -> None:
@@ -387,6 +389,7 @@ def test_a_killed_donor_costs_no_byte(cluster: Cluster, donors: list[Donor]) -> 
     device.remove()
 
 
+@pytest.mark.full
 def test_slabs_are_taken_back_under_load(cluster: Cluster, donors: list[Donor]) -> None:
     device = start_mapped(cluster)
     with verifying(cluster, device):
@@ -427,6 +430,7 @@ def test_a_link_that_goes_down_leaves_tcp_and_comes_back(
     device.remove()
 
 
+@pytest.mark.full
 def test_a_device_that_is_removed_is_let_go_of(cluster: Cluster, donors: list[Donor]) -> None:
     """By donors that lend and a device that pages: the kernel would wait for them."""
     device = start_mapped(cluster)

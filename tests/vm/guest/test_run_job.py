@@ -41,6 +41,7 @@ def test_a_job_of_roots_with_a_device_of_its_own(
     assert "(donors " in seen["said"], seen
 
 
+@pytest.mark.full
 @pytest.mark.requires_tool("setpriv")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("frontend", ["ublk"], indirect=True)

@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 from support.devices.cluster import LINK_DIR, disk_directory, run
 from support.jobs import runwatch
-from support.machine.runmode import FULL
 
 from infiniswap.system import swap
 
 HERE = Path(__file__).parent
 TESTS = Path(runwatch.__file__).parents[2]
-BOUND_S = 3600.0 if FULL else 1200.0
+BOUND_S = 3600.0
 
 pytestmark = [
     pytest.mark.requires_tool("busctl", "dbus-daemon", "setpriv", "unshare"),
-    pytest.mark.timeout(4000 if FULL else 1800),
+    pytest.mark.timeout(4000),
+    pytest.mark.full,  # a quarter of an hour for each front end
 ]
 
 
@@ -60,7 +60,7 @@ def serves(frontend: str, node: Path) -> bool:
 
 @pytest.fixture(
     scope="module",
-    params=["ublk", *(pytest.param(name, marks=pytest.mark.full) for name in ("nbd", "fuse"))],
+    params=["ublk", "nbd", "fuse"],
 )
 def host(request: pytest.FixtureRequest, pagecheck: Path) -> Host:
     """Boots it, once for all tests; it runs until it has shut itself down."""
@@ -144,7 +144,6 @@ def test_no_process_has_more_rights_than_it_needs(host: Host) -> None:
     assert any(process["real_time"] and process["io_flushers"] for process in serving), device
 
 
-@pytest.mark.full
 def test_a_job_swaps_on_whatever_happens_to_the_services(host: Host) -> None:
     """The device's process killed, the daemon restarted with slabs lent, the device restarted."""
     assert "faults" in host.jobs, host.everything

@@ -44,6 +44,7 @@ def swap_over_rdma(job: Job, frontend: str) -> None:
     assert results.summary["page_in_remote_bytes"] > 0
 
 
+@pytest.mark.full  # two machines, for one test
 @pytest.mark.machine(hosts=2)
 def test_a_job_swaps_over_rdma_to_another_machine(program: Path) -> None:
     swap_over_rdma(Job(program, mib=28, local_mib=18, idle_s=0), "ublk")

@@ -24,6 +24,7 @@ def test_no_page_is_wrong_after_each_kill(
     kill_all(frontend, cluster, job, count)
 
 
+@pytest.mark.full
 @pytest.mark.kernels("6.12", "6.1")
 @pytest.mark.parametrize("frontend", ["nbd"], indirect=True)
 def test_no_page_is_wrong_after_each_kill_on_older_kernels_too(
@@ -33,8 +34,8 @@ def test_no_page_is_wrong_after_each_kill_on_older_kernels_too(
 
 
 def kill_all(frontend: str, cluster: Cluster, job: StartJob, count: Count) -> None:
-    """Kills the device's process, a donor, and both at once, while a job swaps: 3 times, once and
-    once in every run (`.ci/run`), 20 times each in a full one."""
+    """Kills the device's process, a donor, and both at once, while a job swaps: once each in every
+    run (`.ci/run`), 20 times each in a full one."""
     cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
     cluster.donor()
     cluster.donor()
@@ -42,7 +43,7 @@ def kill_all(frontend: str, cluster: Cluster, job: StartJob, count: Count) -> No
     node = device.path.resolve()
     work = job(10_000)
     work.reach("filled")
-    print("pauses in ms:", *kill_again_and_again(device, work, count(3, 20)))
+    print("pauses in ms:", *kill_again_and_again(device, work, count(1, 20)))
     # A donor's restart alone, and with the device's process.
     restart_donor = donors_too(cluster)
     restart_again_and_again(device, restart_donor, count(1, 20))
@@ -51,7 +52,7 @@ def kill_all(frontend: str, cluster: Cluster, job: StartJob, count: Count) -> No
     kill_again_and_again(device, work, count(1, 20), restart_donor, done=done)
     work.finish()  # verifies every page
     status = device.status
-    assert status["succession"]["take_overs"] >= 4
+    assert status["succession"]["take_overs"] >= 3
     assert device.path.resolve() == node
     assert status["stats"]["requests_failed"] == 0
     assert status["slabs"]["mapped"] > 0

@@ -55,6 +55,7 @@ def test_what_a_killed_process_left_is_taken_away(shared_cluster: Cluster) -> No
     assert not nodes()
 
 
+@pytest.mark.full
 def test_swap_space_of_a_killed_process_is_not_taken_away_silently(shared_cluster: Cluster) -> None:
     device = shared_cluster.start("--frontend", "ublk", "--swap")
     paths = DevicePaths(device.name, device.run, shared_cluster.backup_dir)
