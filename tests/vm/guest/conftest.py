@@ -40,7 +40,6 @@ def barrier() -> Callable[[str], None]:
 def module_cluster() -> Iterator[Cluster]:
     """One for all modules, and one donor: each process costs many seconds here."""
     own = Cluster()
-    own.env["INFINISWAP_CLUSTER_ASK_S"] = "30"  # other tests have the processors first
     try:
         own.donor()
         yield own
