@@ -236,8 +236,8 @@ def _wait(terms: Terms, path: Path, listen: HostPort, addresses: list[str]) -> i
         serving = port.InvitingPort(
             invitation, tls, terms.offer_to, lambda lends: take_up(path, inviter, lends)
         )
-        _say(terms, token.encode(token.Token(places, tls.digest, password)), places)
-        try:
+        try:  # from the first word on: it is answered as soon as it can be read
+            _say(terms, token.encode(token.Token(places, tls.digest, password)), places)
             guest = asyncio.run(serving.serve(listener))
         except KeyboardInterrupt:
             given = invitation.given_to

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from collections.abc import Callable
 from typing import Any
 
 from infiniswap.control.admission import Proved
 from infiniswap.control.http import ResponseHandler, aiohttp
-from infiniswap.control.tls import HearingObject
+from infiniswap.control.tls import HearingObject, abort
 from infiniswap.errors import NoDonorError
 
 
@@ -53,9 +52,7 @@ class OneConnection(aiohttp.TCPConnector):
         return made
 
     async def close(self, *, abort_ssl: bool = True) -> None:
-        """Ends the connection at once. asyncio would wait half a minute for the peer to agree to
-        the end of TLS, and for ever for it to read what is still to be sent."""
+        """Ends the connection at once."""
         if self.transport is not None:
-            with contextlib.suppress(AttributeError):  # Python 3.11, where it was closed twice
-                self.transport.abort()
+            abort(self.transport)
         await super().close(abort_ssl=abort_ssl)

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from infiniswap.control.own_certificate import Shower, new_certificate
-from infiniswap.control.tls import ServerTls, server_tls
+from infiniswap.control.tls import ServerTls, abort, server_tls
 from infiniswap.errors import ProtocolMismatchError
 from infiniswap.invitation.messages import HEAD, MessageT, decode, encode
 
@@ -49,4 +49,4 @@ async def close(writer: asyncio.StreamWriter, wait_s: float = 2.0) -> None:
             async with asyncio.timeout(wait_s):
                 await writer.wait_closed()
     finally:
-        writer.transport.abort()
+        abort(writer.transport)

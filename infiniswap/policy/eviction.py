@@ -74,27 +74,27 @@ def candidates(
     return rng.sample(pool, min(len(pool), evict + extra))
 
 
-def victims(asked: Iterable[Slab], activity: Mapping[Slab, float], evict: int) -> list[Slab]:
+def victims(
+    asked: Iterable[Slab], activity: Mapping[Slab, float], evict: int, *, busiest: bool = False
+) -> list[Slab]:
     """The slabs to take back, least active first.
 
-    A slab whose owner did not answer counts as the busiest: a consumer in trouble is the last one
-    to lose its memory, and a dead one loses it anyway when its lease expires.
+    A slab whose owner did not answer goes last: a consumer in trouble is the last one to lose its
+    memory, and a dead one loses it anyway when its lease expires.
 
     Args:
         asked: the result of `candidates`; its random order breaks ties.
         activity: page I/O per second by slab, as far as the owners answered.
         evict: E.
+        busiest: the most active first instead.
 
     Returns:
         At most E of `asked`; fewer only when fewer were asked.
     """
-    ranked = sorted(dict.fromkeys(asked), key=lambda slab: activity.get(slab, float("inf")))
-    return ranked[: max(0, evict)]
-
-
-def busiest(asked: Iterable[Slab], activity: Mapping[Slab, float], evict: int) -> list[Slab]:
-    """Likewise, the most active first. A slab whose owner did not answer counts as idle."""
-    ranked = sorted(dict.fromkeys(asked), key=lambda slab: -activity.get(slab, 0.0))
+    unknown = 0.0 if busiest else float("inf")
+    ranked = sorted(
+        dict.fromkeys(asked), key=lambda slab: activity.get(slab, unknown), reverse=busiest
+    )
     return ranked[: max(0, evict)]
 
 
@@ -167,8 +167,8 @@ class BatchChoice(Generic[Slab]):
         """The slabs to take back beside the hurried ones; see `victims`. One that another batch has
         taken meanwhile is left out."""
         asked = [slab for slab in batch.asked if slab not in self._moving]
-        choose = busiest if batch.busiest else victims
-        chosen = choose(asked, activity, batch.count - len(batch.hurried))
+        left = batch.count - len(batch.hurried)
+        chosen = victims(asked, activity, left, busiest=batch.busiest)
         if not in_hurry:
             self._moving.update(chosen)
         return chosen

@@ -148,12 +148,12 @@ def test_the_image_says_what_it_is(image: str) -> None:
 def test_a_job_pages_to_a_donor_in_a_pod(node: Node, cluster: Cluster, secret_file: Path) -> None:
     donor = pod("donor.yaml")
     (prepare,), (daemon,) = donor["initContainers"], donor["containers"]
-    done = ran(*node.argv(prepare, SETTINGS, "--rm"), wait_s=_BUILD_S)
+    address = f"127.0.0.1:{free_port()}"
+    env = {**SETTINGS, "INFINISWAP_DAEMON_LISTEN": address}  # to both: a donor's name has its port
+    done = ran(*node.argv(prepare, env, "--rm"), wait_s=_BUILD_S)
     assert done.returncode == 0, done.stderr
     assert [one.fs_type for one in mounted(node)] == ["tmpfs"]
 
-    address = f"127.0.0.1:{free_port()}"
-    env = {**SETTINGS, "INFINISWAP_DAEMON_LISTEN": address}
     log = cluster.root / "pod.log"
     with log.open("wb") as output:
         argv = node.argv(daemon, env, "--name", node.name)

@@ -131,12 +131,19 @@ def test_a_donor_is_killed_while_somebody_watches(watched: Watched) -> None:
         assert seen.hosts == {watched.sun.address}
 
 
-@pytest.mark.full
-def test_slabs_are_seen_to_move_off_a_donor_that_is_drained(watched: Watched) -> None:
+@contextlib.contextmanager
+def page_of(watched: Watched) -> Iterator[Seen]:
+    """Opened, with every slab on it."""
     with chromium() as browser:
         seen = Seen.of(browser.new_context(ignore_https_errors=True))
         seen.page.goto(watched.link)
         wait_for(seen, ON_BOTH)
+        yield seen
+
+
+@pytest.mark.full
+def test_slabs_are_seen_to_move_off_a_donor_that_is_drained(watched: Watched) -> None:
+    with page_of(watched) as seen:
         watched.cluster.ok("donor", "drain", watched.moon.address)
         moved = f"is on sun, and has left {HTML}"
         seen.page.locator(".events li", has_text=moved).first.wait_for()
@@ -162,14 +169,11 @@ def test_an_eviction_is_seen(cluster: Cluster, host_of_moon: MemoryCgroup) -> No
     command = [sys.executable, "-c", taking]
     with (
         watching(cluster, "--memory-cgroup", str(host_of_moon.path)) as watched,
-        chromium() as browser,
+        page_of(watched) as seen,
         subprocess.Popen(command, stdin=subprocess.PIPE) as program,
     ):
         try:
             host_of_moon.add(program.pid)
-            seen = Seen.of(browser.new_context(ignore_https_errors=True))
-            seen.page.goto(watched.link)
-            wait_for(seen, ON_BOTH)
             assert program.stdin is not None
             program.stdin.close()
             seen.page.locator(".events .bad", has_text=f"{HTML}: took back").first.wait_for()
@@ -214,10 +218,7 @@ def test_everybody_can_use_it(watched: Watched, scheme: Any, width: int) -> None
 
 @pytest.mark.full
 def test_figures_look_old_when_the_daemon_of_the_page_dies(watched: Watched) -> None:
-    with chromium() as browser:
-        seen = Seen.of(browser.new_context(ignore_https_errors=True))
-        seen.page.goto(watched.link)
-        wait_for(seen, ON_BOTH)
+    with page_of(watched) as seen:
         # A reload and a tab of its own: the session is this tab's.
         seen.page.reload()
         wait_for(seen, ON_BOTH)
@@ -236,10 +237,7 @@ def test_figures_look_old_when_the_daemon_of_the_page_dies(watched: Watched) -> 
 
 @pytest.mark.full
 def test_pause_stops_the_picture(watched: Watched) -> None:
-    with chromium() as browser:
-        seen = Seen.of(browser.new_context(ignore_https_errors=True))
-        seen.page.goto(watched.link)
-        wait_for(seen, ON_BOTH)
+    with page_of(watched) as seen:
         seen.page.get_by_role("button", name="Pause").click()
         seen.page.locator("#notice", has_text="Paused").wait_for()
         before = texts(seen, "#summary")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from statistics import fmean
 
 from infiniswap.policy.slo import SloPolicy
 
@@ -54,8 +55,7 @@ def run(seed: int, *, protected: bool) -> Run:
 
 def mean(values: Sequence[float], window: int = 30) -> list[float]:
     """Of so many seconds before each."""
-    return [sum(values[max(0, at - window) : at + 1]) / (at - max(0, at - window) + 1)
-            for at in range(len(values))]  # fmt: skip
+    return [fmean(values[max(0, at - window) : at + 1]) for at in range(len(values))]
 
 
 def main(path: str) -> None:
@@ -70,9 +70,10 @@ def main(path: str) -> None:
     ):
         made = run(1, protected=protected)
         minutes = [second / 60 for second in range(SECONDS)]
-        above.plot(minutes, mean(made.latency), color=colour, label=label)
+        latency = mean(made.latency)
+        above.plot(minutes, latency, color=colour, label=label)
         below.plot(minutes, made.slabs, color=colour, label=label)
-        over = sum(value > 1.0 for value in mean(made.latency)) / SECONDS
+        over = sum(value > 1.0 for value in latency) / SECONDS
         quiet = [count for at, count in enumerate(made.slabs) if at not in BUSY_S]
         print(
             f"{label}: above the bound {over:.1%} of the time, {sum(made.slabs) / SECONDS:.1f} "

@@ -379,6 +379,7 @@ def test_a_donor_without_rdma_beside_one_with(cluster: Cluster) -> None:
     device.remove()
 
 
+@pytest.mark.full
 def test_a_killed_donor_costs_no_byte(cluster: Cluster, donors: list[Donor]) -> None:
     device = start_mapped(cluster)
     with verifying(cluster, device) as load:

@@ -52,7 +52,7 @@ def kill_all(frontend: str, cluster: Cluster, job: StartJob, count: Count) -> No
     kill_again_and_again(device, work, count(1, 20), restart_donor, done=done)
     work.finish()  # verifies every page
     status = device.status
-    assert status["succession"]["take_overs"] >= 3
+    assert status["succession"]["take_overs"] >= 2
     assert device.path.resolve() == node
     assert status["stats"]["requests_failed"] == 0
     assert status["slabs"]["mapped"] > 0
