@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import stat
@@ -17,20 +18,24 @@ from infiniswap.cli.common.output import results_console
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.cli.device.options import load_config
 from infiniswap.cli.run import add_device_choice, check_device, with_device
-from infiniswap.errors import NoDonorError, NotPermittedError, UsageError
+from infiniswap.errors import InfiniswapError, NoDonorError, NotPermittedError, UsageError
 
 if TYPE_CHECKING:
     from infiniswap.cli.run.job import Paging
     from infiniswap.cli.run.request import RunRequest
+    from infiniswap.planning.prediction import Point, Probe
     from infiniswap.planning.report import Planned
     from infiniswap.planning.watch import LimitedWatch, WholeWatch
 
-_PROBE_SHARE: Final = 45
-"""Of the peak: the limit of the second run."""
-
 _SHORT_S: Final = 1.0
 _UNSURE: Final = 0.5
+_UNSURE_NOTE: Final = (
+    "the second run moved too few pages to tell what a page costs this job: the times rest on "
+    "earlier plans on this host, or on 60 µs a page where there are none"
+)
+_SURE_SHARE: Final = 0.9
 _LOWEST: Final = 25
+_LIMIT_BYTES_MIN: Final = 16 * 2**20
 _DISK_ONLY_BYTES: Final = 2**30
 _OPTIONS: Final = (
     *("config", "donors", "secret_file", "frontend", "backup", "transport", "slab", "tenant"),
@@ -44,10 +49,10 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="predict how long a command takes at each memory limit",
-        description="Runs COMMAND twice: to its end without a limit, then with 45 % of the memory "
-        "that it used, for at most the same time. Predicts its time at every limit with the donors "
-        "and the disk as they are, and names the smallest --local for a slowdown. The second run "
-        "may be ended before it is finished.",
+        description="Runs COMMAND twice: without a limit, then with half of the memory that it "
+        "used, where it may lose twice the time of the first run before that limit is taken away. "
+        "Predicts its time at every limit with the donors and the disk as they are, and names the "
+        "smallest --local for a slowdown.",
     )
     parser.add_argument(
         "--slowdown",
@@ -246,15 +251,14 @@ class _Planning:
         self._request = request
         self._past = past
         self._has_donors = has_donors
+        self._probe: Probe | None = None
+        self._notes: list[str] = []
         self.plan: Planned | None = None
 
     def both(self, request: RunRequest, paging: Paging) -> int:
         """Runs the job twice; returns the exit code of the first run."""
         from infiniswap.cli.run.job import run as run_job
         from infiniswap.cli.run.live_line import say
-        from infiniswap.device.control import client
-        from infiniswap.planning.misses import peak_bytes
-        from infiniswap.planning.prediction import limit_of
         from infiniswap.planning.watch import LimitedWatch, WholeWatch
 
         whole = request.follower
@@ -263,45 +267,51 @@ class _Planning:
         code = run_job(request, paging)
         if whole.summary is None:
             return code
-        elapsed_s, peak = whole.summary.elapsed_s, peak_bytes(whole.samples)
         limited: LimitedWatch | None = None
-        if code == 0 and elapsed_s >= _SHORT_S:
-            limit_bytes = max(limit_of(peak, _PROBE_SHARE), 16 * 2**20)
-            limited = LimitedWatch(limit_bytes, elapsed_s)
-            say(f"plan: run 2 of 2, with {limit_bytes >> 20} MiB, for at most {elapsed_s:.1f} s")
+        if code == 0 and whole.summary.elapsed_s >= _SHORT_S:
+            limited = LimitedWatch(whole, paging.before.path, request.local_bytes)
+            say(f"plan: run 2 of 2, with {limited.limit_bytes >> 20} MiB")
             _rewind()
-            second = replace(request, local_bytes=limit_bytes, follower=limited)
-            run_job(second, replace(paging, before=client.status(paging.paths)))
+            self._second(replace(request, follower=limited), paging, limited)
         self.plan = self._made(code, whole, limited)
         return code
 
+    def _second(self, request: RunRequest, paging: Paging, limited: LimitedWatch) -> None:
+        from infiniswap.cli.run.job import run as run_job
+        from infiniswap.device.control import client
+        from infiniswap.system.block_trace import BlockTrace
+
+        request = replace(request, local_bytes=limited.limit_bytes)
+        paging = replace(paging, before=client.status(paging.paths))
+        trace: BlockTrace | None = None
+        with contextlib.ExitStack() as stack:
+            try:
+                trace = stack.enter_context(BlockTrace(Path(paging.before.path).stat().st_rdev))
+            except InfiniswapError as error:
+                self._notes.append(
+                    f"the curve is taken to be even, as pages cannot be seen: {error}"
+                )
+            run_job(request, paging)
+        self._probe = limited.probe(None if trace is None else trace.events())
+
     def _made(self, code: int, whole: WholeWatch, limited: LimitedWatch | None) -> Planned:
         from infiniswap.planning import history
-        from infiniswap.planning.misses import peak_bytes
-        from infiniswap.planning.prediction import fit, measured
+        from infiniswap.planning.prediction import Model, fit, measured
         from infiniswap.planning.report import Planned
 
         assert whole.summary is not None
-        elapsed_s, peak = whole.summary.elapsed_s, peak_bytes(whole.samples)
-        probe = limited.probe if limited else None
-        notes = _notes(code, whole, limited, self._has_donors)
-        if limited is None or not peak:
-            plan = Planned(
-                *(shlex.join(self._request.command), code, elapsed_s, peak, None, 0.0, 0, 0.0),
-                *(0.0, 1.0, self._request.args.slowdown, None, "", (), notes),
-            )
-            return plan
-        model = fit(whole.samples, elapsed_s, probe, history.read(self._past))
+        elapsed_s, peak = whole.summary.elapsed_s, whole.summary.anon_peak_bytes
+        args, probe = self._request.args, self._probe
+        notes = [*_notes(code, whole, limited, probe, self._has_donors), *self._notes]
+        model: Model | None = None
+        best: Point | None = None
         if probe is not None:
-            history.add(self._past, measured(whole.samples, elapsed_s, probe))
-        if model.from_history > _UNSURE and any(point.page_ins for point in model.curve()):
-            notes.append(
-                "the second run paged in too little to tell what a page costs this job: the times "
-                "rest on earlier plans on this host, or on 60 µs a page where there are none"
-            )
-        best = model.smallest(self._request.args.slowdown)
-        lowest = model.at(max(peak * _LOWEST // 100, 16 * 2**20) // 2**20 * 2**20)
-        best = max(best, lowest, key=lambda point: point.limit_bytes)
+            model = fit(elapsed_s, peak, probe, history.read(self._past))
+            history.add(self._past, measured(elapsed_s, probe))
+            if model.from_history > _UNSURE and any(each.page_ins for each in model.points()):
+                notes.append(_UNSURE_NOTE)
+            lowest = max(peak * _LOWEST // 100, _LIMIT_BYTES_MIN) // 2**20 * 2**20
+            best = model.at(max(model.smallest(args.slowdown).limit_bytes, lowest))
         return Planned(
             command=shlex.join(self._request.command),
             exit_code=code,
@@ -310,13 +320,13 @@ class _Planning:
             probe_limit_bytes=probe.limit_bytes if probe else None,
             probe_elapsed_s=probe.elapsed_s if probe else 0.0,
             probe_page_ins=probe.page_ins if probe else 0,
-            probe_share=_share_done(whole, limited),
-            page_us=model.page_s * 1e6,
-            from_history=model.from_history,
-            slowdown=self._request.args.slowdown,
+            probe_share=probe.share_limited if probe else 0.0,
+            page_us=model.page_s * 1e6 if model else 0.0,
+            from_history=model.from_history if model else 1.0,
+            slowdown=args.slowdown,
             recommended=best,
-            type=_to_type(self._request.args, best.limit_bytes, self._request.command),
-            curve=model.curve(),
+            type=_to_type(args, best.limit_bytes, self._request.command) if best else "",
+            curve=model.points() if model else (),
             notes=notes,
         )
 
@@ -327,14 +337,12 @@ def _rewind() -> None:
         os.lseek(0, 0, os.SEEK_SET)
 
 
-def _share_done(whole: WholeWatch, limited: LimitedWatch) -> float:
-    if not limited.cut:
-        return 1.0
-    return min(1.0, limited.user_s / whole.user_s) if whole.user_s else 0.0
-
-
 def _notes(
-    code: int, whole: WholeWatch, limited: LimitedWatch | None, has_donors: bool
+    code: int,
+    whole: WholeWatch,
+    limited: LimitedWatch | None,
+    probe: Probe | None,
+    has_donors: bool,
 ) -> list[str]:
     """What limits the prediction."""
     found = []
@@ -348,11 +356,18 @@ def _notes(
             f"the command ended within {_SHORT_S:g} s, too soon to predict a time: with the memory "
             "above as its limit nothing is paged out"
         )
-    elif limited.probe is None:
-        how = "" if limited.summary is None else f" with exit code {limited.summary.exit_code}"
+    elif limited.cut:
         found.append(
-            f"the second run ended{how}: the times rest on earlier plans on this host, or on 60 µs "
-            "a page where there are none"
+            "the second run lost more than six times the time of the first, and was ended: no time "
+            "is predicted"
+        )
+    elif probe is None:
+        how = "" if limited.summary is None else f" with exit code {limited.summary.exit_code}"
+        found.append(f"the second run ended{how}: no time is predicted")
+    elif probe.share_limited < _SURE_SHARE:
+        found.append(
+            f"only {probe.share_limited:.0%} of the job ran with a limit: the curve takes the rest "
+            "to be alike"
         )
     if whole.summary.swap_peak_bytes:
         found.append("the run without a limit was paged out, too: this host is short of memory")

@@ -1,101 +1,224 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many pages a job would page in at each memory limit, from one run without a limit.
+"""How many pages a job would page in at each memory limit, from one run with a limit.
 
-The referenced bits of the job's pages are cleared, then read again and again until most of them are
-set. That is one window. A page whose bit appears when r bytes are resident and f of them have been
-used in the window was one of r - f idle bytes. Under a limit of L, r - L bytes are paged out. So
-the page was missing with a chance of (r - L) / (r - f), and surely where f is above L. For uses at
-random this is exact. For a scan it counts fewer misses than a strict LRU has, as Linux does
-(docs/adr/0049-plan.md).
+Least recently used pages go first, so a page that comes back would have stayed with a limit that is
+higher by all that went out after it and is still out. That is what it *needs* (Mattson et al.,
+"Evaluation techniques for storage hierarchies", 1970). Whoever has more memory than that does not
+page it in. So a run at one limit tells the page-ins of all higher ones.
+
+A page that came in and was not changed since goes again without a write, which no device sees. The
+kernel tells how many pages of this kind are in memory, and how many pages are out: the oldest ones
+have gone, or else were changed and have lost their place on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
+from infiniswap.system.block_trace import DISCARD, READ, PageEvents
 from infiniswap.units import PAGE_BYTES
 
+_EVENTS_MAX: Final = 400_000
+"""Of more, those of every second, fourth, ... block of pages stand for all of them (Waldspurger et
+al., "Efficient MRC construction with SHARDS", FAST 2015)."""
+_BLOCK_PAGES: Final = 16
+
+STEPS: Final = 40
+"""Of a grid of limits, up to the job's peak."""
+_SCALE_MAX: Final = 10.0
+_SLOPE_STEPS: Final = 7
+
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One look at a job without a limit.
+class Look:
+    """One look at a job with a limit.
 
     Attributes:
-        window: its number; the bits are cleared at the start of each.
-        at_s: since the job's start.
-        user_s: processor time in user mode so far, which measures the job's progress.
-        resident_bytes: of its processes.
-        referenced_bytes: of these, used since the window's start.
-        used_bytes: what its cgroup counts, without file cache that could be dropped.
+        at_ns: when, by CLOCK_MONOTONIC.
+        work_s: how much it has done: after so long the job without a limit had come as far.
+        limit_bytes: of its memory.
+        used_bytes: in memory and swapped out.
+        cached_bytes: pages of the swap area that are in memory, too.
+        out_bytes: and those that are not.
     """
 
-    window: int
-    at_s: float
-    user_s: float
-    resident_bytes: int
-    referenced_bytes: int
+    at_ns: int
+    work_s: float
+    limit_bytes: int
     used_bytes: int
-
-    @property
-    def idle_bytes(self) -> int:
-        """Resident, and not used in this window."""
-        return max(0, self.resident_bytes - self.referenced_bytes)
+    cached_bytes: int
+    out_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """Pages moved.
+class Miss:
+    """A page that was paged in, or several that one stands for.
 
     Attributes:
-        ins: paged in.
-        outs: first page-outs: what of the job's memory does not fit.
+        limit_bytes: at that moment.
+        needs_bytes: with so much memory it would still have been there.
+        weight: how many pages these are.
     """
 
-    ins: float
-    outs: float
+    limit_bytes: int
+    needs_bytes: int
+    weight: float
 
 
-def peak_bytes(samples: Iterable[Sample]) -> int:
-    """The most memory that the job used."""
-    return max((sample.used_bytes for sample in samples), default=0)
+class _Order:
+    """Positions in order, of which some are taken; counts those after one (a Fenwick tree)."""
+
+    def __init__(self, size: int) -> None:
+        self._tree = [0] * (size + 1)
+        self.count = 0
+
+    def change(self, position: int, by: int) -> None:
+        """Takes it (1) or gives it back (-1)."""
+        self.count += by
+        position += 1
+        while position < len(self._tree):
+            self._tree[position] += by
+            position += position & -position
+
+    def after(self, position: int) -> int:
+        """How many are taken behind it."""
+        position += 1
+        before = 0
+        while position > 0:
+            before += self._tree[position]
+            position &= position - 1
+        return self.count - before
 
 
-def time_at(samples: Iterable[Sample], user_s: float) -> float:
-    """When the job without a limit had come that far."""
-    user_before_s = at_before_s = 0.0
-    for sample in samples:
-        if sample.user_s >= user_s:
-            wide_s = sample.user_s - user_before_s
-            share = (user_s - user_before_s) / wide_s if wide_s else 1.0
-            return at_before_s + (sample.at_s - at_before_s) * share
-        user_before_s, at_before_s = sample.user_s, sample.at_s
-    return at_before_s
+class _Pages:
+    """Pages of a swap area: out, or in memory and unchanged.
+
+    Args:
+        events: at most so many will come.
+    """
+
+    def __init__(self, events: int) -> None:
+        self._order = _Order(2 * events)
+        self._next = 0
+        self._out: dict[int, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    def correct(self, cached: int, out: int) -> None:
+        """So many are really in memory and unchanged, and so many are out."""
+        while len(self._cached) > cached:
+            page, _ = self._cached.popitem(last=False)
+            if self._order.count < out:
+                self._goes(page)
+
+    def read(self, page: int) -> int:
+        """It comes in; returns how many that are out went after it."""
+        position = self._out.get(page)
+        after = 0 if position is None else self._order.after(position)
+        self.discarded(page)
+        self._cached[page] = None
+        return after
+
+    def written(self, page: int) -> None:
+        """It goes out."""
+        self.discarded(page)
+        self._goes(page)
+
+    def discarded(self, page: int) -> None:
+        """Nothing needs it."""
+        position = self._out.pop(page, None)
+        if position is not None:
+            self._order.change(position, -1)
+        self._cached.pop(page, None)
+
+    def _goes(self, page: int) -> None:
+        self._out[page] = self._next
+        self._order.change(self._next, 1)
+        self._next += 1
 
 
-def traffic(samples: Sequence[Sample], limit_bytes: int, user_s: float | None = None) -> Moved:
-    """What the job would move under the limit, until it has come as far as `user_s` (None: to its
-    end). Never rises with the limit."""
-    ins = 0.0
-    most_bytes = 0
-    for before, now in pairwise(samples):
-        if user_s is not None and now.user_s > user_s:
-            break
-        most_bytes = max(most_bytes, now.used_bytes)
-        if now.window == before.window:
-            # Idle memory also shrinks when it is freed, which costs nothing.
-            freed_bytes = max(0, before.resident_bytes - now.resident_bytes)
-            touched_bytes = before.idle_bytes - now.idle_bytes - freed_bytes
-            if touched_bytes > 0:
-                ins += touched_bytes * _missing_share(before, now, limit_bytes)
-    return Moved(ins / PAGE_BYTES, max(0, most_bytes - limit_bytes) / PAGE_BYTES)
+def misses(events: PageEvents, looks: Sequence[Look]) -> Iterator[Miss]:
+    """The pages that a job paged in.
+
+    Args:
+        events: of the swap device, while the job ran.
+        looks: in order; pages before the first one are left out.
+    """
+    every = 1
+    while len(events.pages) > every * _EVENTS_MAX:
+        every *= 2
+    chosen = [place for place, page in enumerate(events.pages) if page // _BLOCK_PAGES % every == 0]
+    pages = _Pages(len(chosen))
+    times = [look.at_ns for look in looks]
+    for place in chosen:
+        at = bisect_right(times, events.at_ns[place])
+        if not at:
+            continue
+        look, page, kind = looks[at - 1], events.pages[place], events.kinds[place]
+        each_bytes = PAGE_BYTES * every
+        pages.correct(look.cached_bytes // each_bytes, look.out_bytes // each_bytes)
+        if kind == READ:
+            needs_bytes = look.limit_bytes + (pages.read(page) + 1) * each_bytes
+            yield Miss(look.limit_bytes, needs_bytes, every)
+        elif kind == DISCARD:
+            pages.discarded(page)
+        else:
+            pages.written(page)
 
 
-def _missing_share(before: Sample, now: Sample, limit_bytes: int) -> float:
-    """Chance that a page used between two looks was paged out."""
-    out_bytes = now.used_bytes - limit_bytes
-    if out_bytes <= 0:
-        return 0.0
-    idle_bytes = (before.idle_bytes + now.idle_bytes) / 2
-    return 1.0 if idle_bytes <= out_bytes else out_bytes / idle_bytes
+class Curve:
+    """Page-ins against the limit, of a run whose limit was changed meanwhile.
+
+    Page-ins are told apart by what they need, in steps up to the peak. Those of a step are seen
+    only while the limit is below it, so they are scaled from the work that the job did then to all
+    the work that it did with more memory in use than that. What comes back while there is no limit
+    does not count: that part of the run saw nothing. Below the lowest limit of the run the
+    curve goes on as steeply as it came there.
+
+    Args:
+        found: the page-ins.
+        looks: at the run, in order.
+        peak_bytes: of the job: with so much nothing is paged in.
+    """
+
+    def __init__(self, found: Iterable[Miss], looks: Sequence[Look], peak_bytes: int) -> None:
+        self._peak_bytes = peak_bytes
+        self._step_bytes = step_bytes(peak_bytes)
+        seen = [0.0] * STEPS
+        for miss in found:
+            if miss.limit_bytes < peak_bytes:
+                seen[min(STEPS - 1, (miss.needs_bytes - 1) // self._step_bytes)] += miss.weight
+        scales = [self._scale(looks, step * self._step_bytes) for step in range(STEPS)]
+        lowest = next((step for step, scale in enumerate(scales) if scale), STEPS)
+        pages = [count * scale for count, scale in zip(seen, scales, strict=True)]
+        near = pages[lowest : lowest + _SLOPE_STEPS]
+        pages[:lowest] = [sum(near) / len(near) if near else 0.0] * lowest
+        self._pages = [sum(pages[step:]) for step in range(STEPS + 1)]
+
+    @staticmethod
+    def _scale(looks: Sequence[Look], needs_bytes: int) -> float:
+        """All the work in which pages may need that much, by what was seen of it; 0: nothing."""
+        all_s = seen_s = 0.0
+        for before, now in pairwise(looks):
+            if now.used_bytes > needs_bytes:
+                work_s = now.work_s - before.work_s
+                all_s += work_s
+                seen_s += work_s * (before.limit_bytes <= needs_bytes)
+        return min(_SCALE_MAX, all_s / seen_s) if seen_s > 0 else 0.0
+
+    def at(self, limit_bytes: int) -> float:
+        """Page-ins under the limit, between those of the grid in proportion."""
+        if limit_bytes >= self._peak_bytes:
+            return 0.0
+        low, within_bytes = divmod(limit_bytes, self._step_bytes)
+        here, above = self._pages[low : low + 2]
+        return here + (above - here) * within_bytes / self._step_bytes
+
+
+def step_bytes(peak_bytes: int) -> int:
+    """Of the grid of limits, in whole pages."""
+    return max(1, -(-peak_bytes // STEPS // PAGE_BYTES)) * PAGE_BYTES

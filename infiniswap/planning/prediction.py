@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time of a job at each memory limit: its time without one, and what its pages cost.
 
-A second run at one limit tells what a page costs this job on this host: the time that it lost, and
-the pages that it moved. Where it moved too few to tell, earlier plans on this host say what a page
-costs here.
+A second run with a limit tells which pages move at which limit (`misses`), and what a page costs
+this job on this host: the time that it lost, by the pages that it moved. Where it moved too few to
+tell, earlier plans on this host say what a page costs here.
 """
 
 from __future__ import annotations
@@ -12,41 +12,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from infiniswap.planning.misses import Sample, peak_bytes, time_at, traffic
+from infiniswap.planning.misses import Curve, Look, Miss
 from infiniswap.units import MIB, PAGE_BYTES
 
 SHARES: Final = (100, 95, 90, 85, 80, 75, 70, 65, 60, 55, 50, 45, 40, 35, 30, 25)
 """Limits that are predicted, percent of the job's peak."""
 
 OUT_WEIGHT: Final = 0.35
-"""What a first page-out costs, in page-ins: the job waits for less of it."""
+"""What a page-out costs, in page-ins: the job waits for less of it."""
 
 _PAGE_S: Final = 60e-6
 """Of a page-in, where nothing has been measured."""
 
-_READING_MAX: Final = 4.0
-"""More page-ins for one of the curve come from uses that are too quick for the looks."""
-
 _FEW_PAGES: Final = 2000.0
-"""A probe that has moved so many pages counts as much as what is known from earlier plans."""
+"""A run that has moved so many pages counts as much as what is known from earlier plans."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A run at a limit, or its beginning.
+    """A run with limits, to its end.
 
     Attributes:
-        limit_bytes: its limit.
-        elapsed_s: it ran for so long.
-        user_s: processor time in user mode, its progress; None: it came to its end.
+        elapsed_s: its time.
+        share_limited: of the job's work that it did before the limit was taken away.
+        limit_bytes: the lowest one.
         page_ins: and `page_outs`, of the device.
+        found: the page-ins, each with what it needs; empty: they could not be told apart.
+        looks: at it, in order.
     """
 
-    limit_bytes: int
     elapsed_s: float
-    user_s: float | None
+    share_limited: float
+    limit_bytes: int
     page_ins: int
     page_outs: int
+    found: Sequence[Miss]
+    looks: Sequence[Look]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,36 +86,30 @@ class Model:
     """A job on this host.
 
     Attributes:
-        samples: of the run without a limit.
-        elapsed_s: time of that run.
+        elapsed_s: its time without a limit.
+        peak_bytes: the most memory that it used.
+        curve: page-ins against the limit.
+        outs_again: page-outs for each page-in, beyond the first one of each page.
         page_s: what a page costs.
-        reading: page-ins for one of the curve.
-        unseen: page-ins for each byte that does not fit, beyond that.
         from_history: share of `page_s` that comes from earlier plans.
     """
 
-    samples: Sequence[Sample]
     elapsed_s: float
+    peak_bytes: int
+    curve: Curve
+    outs_again: float
     page_s: float
-    reading: float
-    unseen: float
     from_history: float
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most memory of the job."""
-        return peak_bytes(self.samples)
 
     def at(self, limit_bytes: int) -> Point:
         """The prediction. With more memory it never says more time."""
-        moved = traffic(self.samples, limit_bytes)
         remote_bytes = max(0, self.peak_bytes - limit_bytes)
-        ins = moved.ins * self.reading + remote_bytes * self.unseen
-        elapsed_s = self.elapsed_s + (ins + moved.outs * OUT_WEIGHT) * self.page_s
-        slowdown = elapsed_s / self.elapsed_s
-        return Point(limit_bytes, elapsed_s, slowdown, round(ins), remote_bytes)
+        ins = self.curve.at(limit_bytes)
+        outs = ins * self.outs_again + remote_bytes / PAGE_BYTES
+        elapsed_s = self.elapsed_s + (ins + outs * OUT_WEIGHT) * self.page_s
+        return Point(limit_bytes, elapsed_s, elapsed_s / self.elapsed_s, round(ins), remote_bytes)
 
-    def curve(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[Point, ...]:
         """From the whole peak down."""
         return tuple(self.at(limit_of(self.peak_bytes, share)) for share in SHARES)
 
@@ -135,52 +130,41 @@ def limit_of(peak: int, share: int) -> int:
     return peak * share // 100 // PAGE_BYTES * PAGE_BYTES
 
 
-def measured(samples: Sequence[Sample], elapsed_s: float, probe: Probe) -> Measured:
+def measured(elapsed_s: float, probe: Probe) -> Measured:
     """What a probe has measured: its pages, and the time that it was behind."""
-    without_s = elapsed_s if probe.user_s is None else time_at(samples, probe.user_s)
-    first = traffic(samples, probe.limit_bytes, probe.user_s).outs
-    pages = probe.page_ins + min(first, float(probe.page_outs)) * OUT_WEIGHT
-    return Measured(pages, max(0.0, probe.elapsed_s - without_s))
+    pages = probe.page_ins + probe.page_outs * OUT_WEIGHT
+    return Measured(pages, max(0.0, probe.elapsed_s - elapsed_s))
 
 
-def fit(
-    samples: Sequence[Sample],
-    elapsed_s: float,
-    probe: Probe | None,
-    history: Sequence[Measured] = (),
-) -> Model:
+def fit(elapsed_s: float, peak_bytes: int, probe: Probe, history: Sequence[Measured] = ()) -> Model:
     """The model of a job.
 
     Args:
-        samples: of its run without a limit.
-        elapsed_s: time of that run.
-        probe: of its run with one; None: there was none.
+        elapsed_s: time of its run without a limit.
+        peak_bytes: the most memory that it used.
+        probe: of its run with one.
         history: what earlier plans measured on this host.
     """
-    known_s = _cost(history)
-    if probe is None:
-        return Model(samples, elapsed_s, known_s, 1.0, 0.0, 1.0)
-    expected = traffic(samples, probe.limit_bytes, probe.user_s)
-    reading = min(_READING_MAX, _ratio(probe.page_ins, expected.ins, 1.0))
-    own = measured(samples, elapsed_s, probe)
+    own = measured(elapsed_s, probe)
+    first = max(0, peak_bytes - probe.limit_bytes) / PAGE_BYTES
+    again = max(0.0, probe.page_outs - first) / probe.page_ins if probe.page_ins else 0.0
+    found = probe.found or _evenly(probe, peak_bytes)
     return Model(
-        samples,
         elapsed_s,
-        _ratio(own.lost_s, own.pages, known_s),
-        reading,
-        _unseen(samples, probe, probe.page_ins - reading * expected.ins),
+        peak_bytes,
+        Curve(found, probe.looks, peak_bytes),
+        min(1.0, again),
+        _ratio(own.lost_s, own.pages, _cost(history)),
         _FEW_PAGES**2 / (own.pages**2 + _FEW_PAGES**2),
     )
 
 
-def _unseen(samples: Sequence[Sample], probe: Probe, pages: float) -> float:
-    """Of the whole job, from what the probe had beyond the curve: as if used at random."""
-    remote_bytes = peak_bytes(samples) - probe.limit_bytes
-    whole_s = samples[-1].user_s if samples else 0.0
-    share = 1.0 if probe.user_s is None or not whole_s else min(1.0, probe.user_s / whole_s)
-    if pages < _FEW_PAGES or remote_bytes <= 0 or not share:
-        return 0.0
-    return pages / share / remote_bytes
+def _evenly(probe: Probe, peak_bytes: int) -> list[Miss]:
+    """As if the pages were used at random."""
+    parts = 64
+    limit, wide = probe.limit_bytes, max(0, peak_bytes - probe.limit_bytes)
+    each = probe.page_ins / parts
+    return [Miss(limit, limit + wide * (part + 1) // parts, each) for part in range(parts)]
 
 
 def _ratio(y: float, x: float, known: float) -> float:

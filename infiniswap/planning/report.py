@@ -29,10 +29,10 @@ class Planned:
         exit_code: of the run without a limit.
         elapsed_s: its time.
         peak_bytes: the most memory that the job used, file cache left out.
-        probe_limit_bytes: of the run with a limit; None: there was none.
+        probe_limit_bytes: the lowest of the run with limits; None: there was none.
         probe_elapsed_s: its time.
         probe_page_ins: pages that came in.
-        probe_share: of the job's work that it has done, by processor time.
+        probe_share: of the job's work that it did with a limit.
         page_us: what a page costs.
         from_history: share of `page_us` that comes from earlier plans and defaults.
         slowdown: that was asked for.
@@ -87,8 +87,8 @@ def lines(plan: Planned) -> list[str]:
     ]
     if plan.probe_limit_bytes is not None:
         said.append(
-            f"measured at {format_size_short(plan.probe_limit_bytes)}: {plan.probe_share:.0%} of "
-            f"the work in {plan.probe_elapsed_s:.1f} s, {plan.probe_page_ins} page-ins"
+            f"measured with {format_size_short(plan.probe_limit_bytes)} and more: "
+            f"{plan.probe_elapsed_s:.1f} s, {plan.probe_page_ins} page-ins"
         )
     said += plan.notes
     if plan.recommended is not None:

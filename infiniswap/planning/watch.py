@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Final
 
 from infiniswap.device.jobs.usage import Summary
 from infiniswap.errors import InfiniswapError, UsageError
-from infiniswap.planning.misses import Sample
-from infiniswap.planning.prediction import Probe
+from infiniswap.planning.misses import Look, misses
+from infiniswap.planning.prediction import Probe, limit_of
 from infiniswap.system import touched
+from infiniswap.system.block_trace import PageEvents
 from infiniswap.system.cgroup import MemoryCgroup
+from infiniswap.system.files import PROC, read_text
+from infiniswap.system.memory import CgroupMemory, parse_meminfo
+from infiniswap.system.swap import active_areas
 from infiniswap.units import PAGE_BYTES
 
-_FULL_SHARE: Final = 0.9
-"""A window ends when so much of the memory has been used in it."""
+LIMIT_BYTES_MIN: Final = 16 << 20
+
+_SHARE: Final = 50
+"""Percent of the peak: the limit of the second run."""
+_LOSES_MAX: Final = 2.0
+"""Times of the first run that the second one may lose before its limit is taken away."""
+_ENDS: Final = 3.0
+"""After so many times that it is ended: something else is slow."""
 
 _ASKS_S: Final = 5.0
 """For so long without a break a job that wants its user's input is waited for."""
-
-_REST: Final = 20.0
-"""At least so many times as long as a look takes: the job waits for some of it."""
 
 
 class JobWatch:
@@ -75,88 +82,120 @@ class JobWatch:
         self.summary = summary
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job without a limit was.
+
+    Attributes:
+        at_s: since its start.
+        user_s: processor time in user mode so far.
+    """
+
+    at_s: float
+    user_s: float
+
+
 class WholeWatch(JobWatch):
     """Of the run without a limit.
 
     Attributes:
-        samples: what was seen.
+        progress: at each look.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.samples: list[Sample] = []
-        self._window = 0
-        self._next_s = 0.0
+        self.progress: list[Progress] = []
 
     def look(self, cgroup: MemoryCgroup) -> bool:
-        """Takes a sample, and starts a new window when this one is full."""
+        """Notes how far it is."""
         super().look(cgroup)
-        if time.monotonic() < self._next_s:
-            return False
-        busy_s = time.thread_time()  # not what it waited for its turn
-        with contextlib.suppress(InfiniswapError):  # the job is ending
-            self._sample(cgroup)
-        self._next_s = time.monotonic() + _REST * (time.thread_time() - busy_s)
+        self.progress.append(Progress(self.at_s, self.user_s))
         return False
 
-    def ended(self, summary: Summary) -> None:
-        """Raises the highest sample to the peak that was seen between two looks."""
-        super().ended(summary)
-        if self.samples:
-            place = max(range(len(self.samples)), key=lambda at: self.samples[at].used_bytes)
-            peak_bytes = max(self.samples[place].used_bytes, summary.anon_peak_bytes)
-            self.samples[place] = replace(self.samples[place], used_bytes=peak_bytes)
-
-    def _sample(self, cgroup: MemoryCgroup) -> None:
-        pids = cgroup.pids()
-        now, memory = touched.touched(pids), cgroup.memory()
-        self.samples.append(
-            Sample(
-                self._window,
-                self.at_s,
-                self.user_s,
-                now.resident_bytes,
-                now.referenced_bytes,
-                max(0, memory.usage_bytes - memory.file_bytes),
-            )
-        )
-        if now.referenced_bytes >= _FULL_SHARE * now.resident_bytes:
-            touched.clear(pids)
-            self._window += 1
-            self.samples.append(replace(self.samples[-1], window=self._window, referenced_bytes=0))
+    def time_at(self, user_s: float) -> float:
+        """When it had come that far."""
+        before = Progress(0.0, 0.0)
+        for now in self.progress:
+            if now.user_s >= user_s:
+                wide_s = now.user_s - before.user_s
+                share = (user_s - before.user_s) / wide_s if wide_s else 1.0
+                return before.at_s + (now.at_s - before.at_s) * share
+            before = now
+        return before.at_s
 
 
 class LimitedWatch(JobWatch):
-    """Of the run with a limit, which ends when its time is up.
+    """Of the run with a limit. Once it has lost much time, there is no limit any longer, and the
+    job goes to its end.
 
     Args:
-        limit_bytes: the limit.
-        time_s: after so long.
+        whole: the run without a limit, which has ended.
+        swap_path: of the swap area.
+        all_bytes: the limit of the run without one.
+
+    Attributes:
+        limit_bytes: of the run.
+        lifted_s: when the limit was taken away, since the start; 0: not at all.
     """
 
-    def __init__(self, limit_bytes: int, time_s: float) -> None:
+    def __init__(self, whole: WholeWatch, swap_path: str, all_bytes: int) -> None:
         super().__init__()
-        self._limit_bytes = limit_bytes
-        self._time_s = time_s
-        self._cut_s = 0.0
+        assert whole.summary is not None
+        self._whole = whole
+        self._whole_s = whole.summary.elapsed_s
+        self._swap_path = swap_path
+        self._all_bytes = all_bytes
+        self._looks: list[Look] = []
+        self._limit_now_bytes = self.limit_bytes = max(
+            limit_of(whole.summary.anon_peak_bytes, _SHARE), LIMIT_BYTES_MIN
+        )
+        self.lifted_s = 0.0
 
     def look(self, cgroup: MemoryCgroup) -> bool:
-        """True when the time is up."""
+        """Notes what there is, and takes the limit away when it is time."""
         super().look(cgroup)
-        self._cut_s = self.at_s
-        self.cut = self._cut_s >= self._time_s
+        lost_s = self.at_s - self._whole.time_at(self.user_s)
+        with contextlib.suppress(InfiniswapError):  # the job is ending
+            self._note(cgroup.memory())
+            if lost_s >= _LOSES_MAX * self._whole_s and not self.lifted_s:
+                cgroup.set_limit(self._all_bytes)
+                self._limit_now_bytes = self._all_bytes
+                self.lifted_s = self.at_s
+        self.cut = lost_s >= _ENDS * _LOSES_MAX * self._whole_s
         return self.cut
 
-    @property
-    def probe(self) -> Probe | None:
-        """What was measured; None: nothing."""
+    def _note(self, memory: CgroupMemory) -> None:
+        values = parse_meminfo(read_text(PROC / "meminfo", "cannot read the memory figures"))
+        areas = active_areas()
+        on_swap = sum(area.used_bytes for area in areas if area.path == self._swap_path)
+        cached_bytes = min(on_swap, values.get("SwapCached", 0))
+        self._looks.append(
+            Look(
+                time.monotonic_ns(),
+                self._whole.time_at(self.user_s),
+                self._limit_now_bytes,
+                memory.anon_bytes + (memory.swap_bytes or 0),
+                cached_bytes,
+                on_swap - cached_bytes,
+            )
+        )
+
+    def probe(self, events: PageEvents | None) -> Probe | None:
+        """What was measured; None: it did not come to a good end.
+
+        Args:
+            events: of the device meanwhile; None: there was no trace.
+        """
         found = self.summary
-        if found is None or (found.exit_code and not self.cut):
+        if found is None or self.cut or found.exit_code:
             return None
+        at_rest_s = found.elapsed_s - self.lifted_s if self.lifted_s else 0.0
         return Probe(
-            self._limit_bytes,
-            self._cut_s if self.cut else found.elapsed_s,
-            self.user_s if self.cut else None,
+            found.elapsed_s,
+            max(0.0, 1 - at_rest_s / self._whole_s),
+            self.limit_bytes,
             found.page_in_bytes // PAGE_BYTES,
             found.page_out_bytes // PAGE_BYTES,
+            () if events is None or events.lost else tuple(misses(events, self._looks)),
+            tuple(self._looks),
         )

@@ -36,6 +36,11 @@ def plan(
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
+def job(mib: int) -> list[str]:
+    """One that takes a second, and pages under a limit."""
+    return ["sh", "-c", f"sleep 1; exec {shlex.join(touch(mib, 4))}"]
+
+
 def parsed(done: subprocess.CompletedProcess[bytes]) -> Any:
     """The JSON behind what the job printed."""
     assert done.returncode == 0, done.stderr.decode()
@@ -44,12 +49,12 @@ def parsed(done: subprocess.CompletedProcess[bytes]) -> Any:
 
 
 def test_a_plan_measures_predicts_and_names_a_command(runner: Runner) -> None:
-    found = parsed(plan(runner, *touch(64, 4), options=("--json", "--size", "256M")))
+    found = parsed(plan(runner, *job(64), options=("--json", "--size", "256M")))
     assert 64 * MIB < found["peak_bytes"] < 96 * MIB
-    assert found["probe_limit_bytes"] < found["peak_bytes"] / 2
+    assert found["probe_limit_bytes"] <= found["peak_bytes"] / 2
     assert found["probe_page_ins"] > 0
     assert 0 < found["probe_share"] <= 1
-    assert found["probe_elapsed_s"] < 2 * found["elapsed_s"]
+    assert found["probe_elapsed_s"] > found["elapsed_s"]
     curve = found["curve"]
     assert curve[0]["elapsed_s"] == found["elapsed_s"]
     for more, less in pairwise(curve):
@@ -61,7 +66,7 @@ def test_a_plan_measures_predicts_and_names_a_command(runner: Runner) -> None:
     words = shlex.split(found["type"])
     assert words[:3] == ["infiniswap", "run", "--local"]
     assert words[words.index("--size") + 1] == "256M"
-    assert words[words.index("--") + 1 :] == touch(64, 4)
+    assert words[words.index("--") + 1 :] == job(64)
     state = Path(runner.cluster.env.get("INFINISWAP_DAEMON_STATE_DIR", "/nowhere"))
     assert len(history.read(history.path_in(state))) == 1
 
@@ -86,18 +91,18 @@ def test_a_job_that_ends_at_once_has_a_peak_and_no_curve(runner: Runner) -> None
 def test_a_job_that_fails_under_the_limit_gets_what_is_known(
     runner: Runner, tmp_path: Path
 ) -> None:
-    script = f"test -e {tmp_path}/x && exit 3; touch {tmp_path}/x; exec {shlex.join(touch(48, 3))}"
+    script = f"test -e {tmp_path}/x && exit 3; touch {tmp_path}/x; {shlex.join(job(48))}"
     found = parsed(plan(runner, "sh", "-c", script, options=("--json",)))
     assert found["probe_limit_bytes"] is None
     assert "the second run ended with exit code 3" in found["notes"][0]
-    assert found["curve"]
+    assert found["curve"] == []
 
 
 @pytest.mark.full
 def test_the_second_run_reads_a_file_from_its_beginning(runner: Runner, tmp_path: Path) -> None:
     given, seen = tmp_path / "given", tmp_path / "seen"
     given.write_text("a line\n")
-    script = f"cat >>{seen}; exec {shlex.join(touch(48, 3))}"
+    script = f"cat >>{seen}; {shlex.join(job(48))}"
     with given.open() as stdin:
         parsed(plan(runner, "sh", "-c", script, options=("--json",), stdin=stdin))
     assert seen.read_text() == "a line\na line\n"
@@ -117,7 +122,7 @@ def test_a_job_that_asks_its_user_is_ended(runner: Runner) -> None:
 
 @pytest.mark.full
 def test_without_donors_the_disk_is_planned_for(runner: Runner) -> None:
-    argv = [sys.executable, "-m", "infiniswap", "plan", "--json", "--", *touch(64, 4)]
+    argv = [sys.executable, "-m", "infiniswap", "plan", "--json", "--", *job(64)]
     process = runner.start(argv)
     stdout, stderr = process.communicate(timeout=2 * WAIT_S)
     found = parsed(subprocess.CompletedProcess(argv, process.returncode, stdout, stderr))

@@ -4,147 +4,254 @@
 from __future__ import annotations
 
 import os
+import random
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from infiniswap.planning import history
-from infiniswap.planning.misses import Sample, peak_bytes, time_at, traffic
-from infiniswap.planning.prediction import Measured, Probe, fit, limit_of, measured
+from infiniswap.planning.misses import Curve, Look, Miss, misses
+from infiniswap.planning.prediction import Measured, Model, Probe, fit
+from infiniswap.planning.watch import Progress, WholeWatch
 from infiniswap.system import touched
+from infiniswap.system.block_trace import DISCARD, READ, WRITE, PageEvents
 from infiniswap.units import MIB, PAGE_BYTES
 
-SIZE = 100 * MIB
+PAGES = 4000
+"""Of the job in these tests."""
+PEAK = PAGES * PAGE_BYTES
+LOCAL = PAGES // 2
 
 
-def uses(passes: int, steps: int = 10, size: int = SIZE) -> list[Sample]:
-    """A job that uses its memory from end to end, again and again; one window for each pass."""
-    return [
-        Sample(window, (at := window + step / steps), at, size, size * step // steps, size)
-        for window in range(passes)
-        for step in range(steps + 1)
-    ]
+class Lru:
+    """A host that pages out what was used least recently, and its swap area.
 
+    Args:
+        limit: pages in memory.
+    """
 
-SAMPLES = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(0, 64), st.integers(0, 64), st.integers(0, 8)),
-    max_size=40,
-).map(
-    lambda rows: [
-        Sample(
-            sum(row[0] == 0 for row in rows[: place + 1]),
-            place / 10,
-            place / 10,
-            resident * MIB,
-            min(resident, referenced) * MIB,
-            (resident + more) * MIB,
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.events = PageEvents(array("Q"), array("B"), array("Q"), 0)
+        self.looks: list[Look] = []
+        self.ins = 0
+        self._resident: OrderedDict[int, bool] = OrderedDict()  # whether it has changed
+        self._out: set[int] = set()
+
+    def use(self, page: int, *, changes: bool) -> None:
+        """The job uses a page."""
+        dirty = changes
+        if page in self._resident:
+            dirty |= self._resident.pop(page)
+        elif page in self._out:
+            self._tell(READ, page)
+            self.ins += 1
+            self._out.discard(page)
+        else:
+            dirty = True
+        self._resident[page] = dirty
+        while len(self._resident) > self.limit:
+            gone, changed = self._resident.popitem(last=False)
+            if changed:
+                self._tell(WRITE, gone)
+            self._out.add(gone)
+
+    def look(self, work_s: float) -> None:
+        """Notes what a plan sees."""
+        cached = sum(not dirty for dirty in self._resident.values())
+        used = (len(self._resident) + len(self._out)) * PAGE_BYTES
+        out = len(self._out) * PAGE_BYTES
+        limit = self.limit * PAGE_BYTES
+        self.looks.append(
+            Look(len(self.events.pages), work_s, limit, used, cached * PAGE_BYTES, out)
         )
-        for place, (_, resident, referenced, more) in enumerate(rows)
+
+    def _tell(self, kind: int, page: int) -> None:
+        self.events.at_ns.append(len(self.events.pages))
+        self.events.kinds.append(kind)
+        self.events.pages.append(page)
+
+    def curve(self) -> Curve:
+        """What the trace tells."""
+        return Curve(misses(self.events, self.looks), self.looks, PEAK)
+
+
+def run(limit: int, uses: Iterable[int], *, changes: bool, every: int = 100) -> Lru:
+    """Fills the memory, then uses it."""
+    host = Lru(limit)
+    host.look(0.0)
+    for page in range(PAGES):
+        host.use(page, changes=True)
+    for count, page in enumerate(uses):
+        if count % every == 0:
+            host.look(count / 1e4)
+        host.use(page, changes=changes)
+    host.look(10.0)
+    return host
+
+
+def at_random(count: int = 30_000) -> list[int]:
+    chance = random.Random(1)
+    return [chance.randrange(PAGES) for _ in range(count)]
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("share", [0.6, 0.75, 0.9])
+def test_a_run_with_half_of_the_memory_tells_the_page_ins_with_more(
+    share: float, changes: bool
+) -> None:
+    half = run(LOCAL, at_random(), changes=changes)
+    more = run(round(share * PAGES), at_random(), changes=changes)
+    assert half.curve().at(PEAK // 2) == pytest.approx(half.ins, rel=0.06)
+    assert half.curve().at(round(share * PEAK)) == pytest.approx(more.ins, rel=0.12)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_scan_needs_all_of_it(changes: bool) -> None:
+    half = run(LOCAL, list(range(PAGES)) * 5, changes=changes).curve()
+    assert half.at(PEAK * 9 // 10) == pytest.approx(5 * PAGES, rel=0.05)
+
+
+def test_a_part_that_is_used_again_and_again_needs_no_more_than_that() -> None:
+    hot = PAGES * 6 // 10
+    uses = list(range(hot)) * 5
+    curve = run(LOCAL, uses, changes=True).curve()
+    assert curve.at(PEAK // 2) == pytest.approx(5 * hot, rel=0.05)
+    more = run(round(0.65 * PAGES), uses, changes=True)
+    assert more.ins == hot  # only the first time
+    assert curve.at(round(0.65 * PEAK)) == pytest.approx(more.ins, rel=0.2)
+
+
+def test_a_page_that_is_freed_is_out_of_the_order() -> None:
+    at = array("Q", range(5))
+    kinds = array("B", [WRITE, WRITE, WRITE, DISCARD, READ])
+    events = PageEvents(at, kinds, array("Q", [1, 2, 3, 2, 1]), 0)
+    looks = [Look(0, 0.0, 10 * PAGE_BYTES, PEAK, 0, 0)]
+    assert [miss.needs_bytes for miss in misses(events, looks)] == [12 * PAGE_BYTES]
+
+
+def test_a_page_before_the_first_look_is_left_out() -> None:
+    events = PageEvents(array("Q", [1, 2]), array("B", [WRITE, READ]), array("Q", [7, 7]), 0)
+    assert list(misses(events, [Look(3, 0.0, PEAK // 2, PEAK, 0, 0)])) == []
+
+
+def test_of_many_pages_some_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = run(LOCAL, at_random(), changes=True)
+    monkeypatch.setattr("infiniswap.planning.misses._EVENTS_MAX", len(host.events.pages) // 3)
+    some = host.curve()
+    assert {miss.weight for miss in misses(host.events, host.looks)} == {4}
+    for share in (50, 60, 75, 90):
+        limit = PEAK * share // 100
+        monkeypatch.undo()
+        assert some.at(limit) == pytest.approx(host.curve().at(limit), rel=0.15)
+
+
+def test_what_only_a_part_of_the_run_could_see_stands_for_all_of_it() -> None:
+    looks = [
+        Look(0, 0.0, PEAK // 2, PEAK, 0, 0),
+        Look(1, 1.0, PEAK * 3 // 4, PEAK, 0, 0),
+        Look(2, 4.0, PEAK * 3 // 4, PEAK, 0, 0),
     ]
+    low = Miss(PEAK // 2, PEAK * 6 // 10, 100.0)
+    high = Miss(PEAK * 3 // 4, PEAK * 9 // 10, 50.0)
+    curve = Curve([low, high], looks, PEAK)
+    assert curve.at(PEAK * 8 // 10) == 50.0
+    assert curve.at(PEAK // 2) == 4 * 100.0 + 50.0
+    assert curve.at(PEAK) == 0.0
+
+
+def test_memory_that_the_job_had_not_yet_is_no_reason_to_scale() -> None:
+    looks = [
+        Look(0, 0.0, PEAK, PEAK // 4, 0, 0),
+        Look(1, 3.0, PEAK // 2, PEAK // 4, 0, 0),
+        Look(2, 4.0, PEAK // 2, PEAK, 0, 0),
+    ]
+    curve = Curve([Miss(PEAK // 2, PEAK * 6 // 10, 100.0)], looks, PEAK)
+    assert curve.at(PEAK // 2) == 100.0
+
+
+# ---------------------------------------------------------------------------- prediction
+
+MISSES = st.lists(
+    st.builds(
+        Miss,
+        st.integers(10 * MIB, 40 * MIB),
+        st.integers(10 * MIB, 80 * MIB),
+        st.floats(1, 5000),
+    ),
+    max_size=50,
 )
 
 
-def test_a_limit_at_the_peak_moves_nothing() -> None:
-    samples = uses(5)
-    assert peak_bytes(samples) == SIZE
-    assert traffic(samples, SIZE).ins == traffic(samples, SIZE).outs == 0
+def model_of(found: Sequence[Miss], elapsed_s: float = 5.0, **changes: Any) -> Model:
+    looks = (Look(0, 0.0, 10 * MIB, 64 * MIB, 0, 0), Look(1, 2.0, 40 * MIB, 64 * MIB, 0, 0))
+    probe = Probe(elapsed_s, 1.0, 10 * MIB, 30_000, 30_000, found, looks)
+    return fit(2.0, 64 * MIB, replace(probe, **changes), (Measured(5000.0, 0.2),))
 
 
-def test_a_pass_misses_every_page_at_a_low_limit_and_fewer_at_a_high_one() -> None:
-    pages = SIZE // PAGE_BYTES
-    low, half, high = (traffic(uses(4), SIZE * share // 100) for share in (5, 50, 90))
-    assert 4 * pages * 0.95 < low.ins <= 4 * pages
-    assert 4 * pages * 0.8 < half.ins < 4 * pages * 0.9  # 0.5 ln 2 + 0.5
-    assert high.ins < 4 * pages * 0.4
-    assert half.outs == pages / 2
-
-
-def test_memory_that_is_freed_without_being_used_costs_nothing() -> None:
-    kept = Sample(0, 1.0, 1.0, SIZE, SIZE // 4, SIZE)
-    freed = Sample(0, 2.0, 2.0, SIZE // 4, SIZE // 4, SIZE // 4)
-    used = Sample(0, 2.0, 2.0, SIZE, SIZE, SIZE)
-    assert traffic([kept, freed], SIZE // 8).ins == 0
-    # At the limit, three quarters are idle before and none after: the mean is below what is out.
-    assert traffic([kept, used], SIZE // 2).ins == SIZE * 3 / 4 / PAGE_BYTES
-
-
-def test_a_new_window_is_no_use_of_memory() -> None:
-    full = Sample(0, 1.0, 1.0, SIZE, SIZE, SIZE)
-    cleared = Sample(1, 1.0, 1.0, SIZE, 0, SIZE)
-    assert traffic([cleared, full], SIZE // 2).ins == 0
-    assert traffic([full, cleared], SIZE // 2).ins == 0
-
-
-@given(SAMPLES, st.floats(0.0, 20.0), st.integers(0, 100_000), st.integers(0, 100_000))
+@given(MISSES, st.floats(0.0, 20.0), st.integers(0, 100_000), st.integers(0, 100_000))
 def test_more_memory_never_predicts_more_time(
-    samples: list[Sample], elapsed_s: float, ins: int, outs: int
+    found: list[Miss], elapsed_s: float, ins: int, outs: int
 ) -> None:
-    probe = Probe(20 * MIB, elapsed_s, None, ins, outs)
-    model = fit(samples, 2.0, probe, (Measured(5000.0, 0.2),))
+    model = model_of(found, elapsed_s, page_ins=ins, page_outs=outs)
     points = [model.at(size * MIB) for size in range(0, 80, 3)]
     for less, more in pairwise(points):
         assert more.elapsed_s <= less.elapsed_s
         assert more.page_ins <= less.page_ins
         assert more.remote_bytes <= less.remote_bytes
-    assert model.at(model.peak_bytes).elapsed_s == 2.0
+    assert model.at(model.peak_bytes).page_ins == 0
 
 
-@given(SAMPLES, st.floats(1.01, 3.0))
+@given(MISSES, st.floats(1.01, 3.0))
 def test_the_smallest_limit_keeps_the_slowdown_and_one_mib_less_does_not(
-    samples: list[Sample], slowdown: float
+    found: list[Miss], slowdown: float
 ) -> None:
-    model = fit(samples, 2.0, Probe(20 * MIB, 5.0, None, 30_000, 30_000))
+    model = model_of(found)
     best = model.smallest(slowdown)
     assert best.slowdown <= slowdown
     assert best.limit_bytes == MIB or model.at(best.limit_bytes - MIB).slowdown > slowdown
 
 
-def test_the_probe_is_met_where_it_was_measured() -> None:
-    samples, limit = uses(10), limit_of(SIZE, 50)
-    model = fit(samples, 10.0, Probe(limit, 40.0, None, 250_000, 12_800))
-    point = model.at(limit)
-    assert point.elapsed_s == pytest.approx(40.0, rel=0.03)
-    assert point.page_ins == pytest.approx(250_000, rel=0.01)
-    other = limit_of(SIZE, 75)
-    raised = 250_000 / traffic(samples, limit).ins
-    assert model.at(other).page_ins == pytest.approx(raised * traffic(samples, other).ins, rel=0.01)
+def test_the_second_run_is_met_where_it_was_measured() -> None:
+    host = run(LOCAL, at_random(), changes=True)
+    writes = sum(kind == WRITE for kind in host.events.kinds)
+    found = tuple(misses(host.events, host.looks))
+    probe = Probe(40.0, 1.0, PEAK // 2, host.ins, writes, found, host.looks)
+    point = fit(10.0, PEAK, probe).at(PEAK // 2)
+    assert point.elapsed_s == pytest.approx(40.0, rel=0.05)
+    assert point.page_ins == pytest.approx(host.ins, rel=0.05)
 
 
-def test_a_probe_that_was_cut_is_compared_with_as_much_work() -> None:
-    samples, limit = uses(10), limit_of(SIZE, 50)
-    whole = Probe(limit, 40.0, None, 250_000, 12_800)
-    cut = Probe(limit, 10.0, 2.5, 62_500, 12_800)
-    assert measured(samples, 10.0, cut).lost_s == pytest.approx(7.5, rel=0.05)
-    one, other = (fit(samples, 10.0, probe).at(limit_of(SIZE, 35)) for probe in (whole, cut))
-    assert other.elapsed_s == pytest.approx(one.elapsed_s, rel=0.1)
+def test_without_a_trace_page_ins_fall_evenly() -> None:
+    looks = (Look(0, 0.0, PEAK // 2, PEAK, 0, 0), Look(1, 1.0, PEAK // 2, PEAK, 0, 0))
+    model = fit(10.0, PEAK, Probe(20.0, 1.0, PEAK // 2, 8000, 8000, (), looks))
+    assert model.at(PEAK // 2).page_ins == pytest.approx(8000, rel=0.03)
+    assert model.at(PEAK * 3 // 4).page_ins == pytest.approx(4000, rel=0.06)
 
 
-def test_uses_too_quick_for_the_looks_count_as_random() -> None:
-    blind = [Sample(0, at, at, SIZE, SIZE, SIZE) for at in (0.0, 5.0, 10.0)]
-    model = fit(blind, 10.0, Probe(SIZE // 2, 10.0, 5.0, 60_000, 12_800))
-    assert model.at(SIZE // 2).page_ins == pytest.approx(120_000)
-    assert model.at(SIZE * 3 // 4).page_ins == pytest.approx(60_000)
-
-
-def test_without_pages_in_the_probe_earlier_plans_tell_the_cost() -> None:
-    samples = uses(10)
-    idle = Probe(limit_of(SIZE, 50), 1.0, 0.0, 0, 0)
-    cheap, dear = (fit(samples, 10.0, idle, (Measured(10_000.0, lost_s),)) for lost_s in (0.1, 1.0))
+def test_without_pages_in_the_second_run_earlier_plans_tell_the_cost() -> None:
+    idle = Probe(2.0, 1.0, 10 * MIB, 0, 0, (), ())
+    cheap, dear = (fit(2.0, 64 * MIB, idle, (Measured(10_000.0, lost_s),)) for lost_s in (0.1, 1.0))
     assert cheap.page_s == pytest.approx(1e-5)
     assert dear.page_s == pytest.approx(1e-4)
     assert dear.from_history == 1.0
-    assert fit(samples, 10.0, None, (Measured(10_000.0, 1.0),)).page_s == pytest.approx(1e-4)
 
 
 def test_progress_tells_the_time_that_it_took() -> None:
-    samples = [Sample(0, at, user, 0, 0, 0) for at, user in ((1.0, 0.5), (3.0, 2.5), (4.0, 2.5))]
-    assert time_at(samples, 1.5) == 2.0
-    assert time_at(samples, 0.25) == 0.5
-    assert time_at(samples, 9.0) == 4.0
-    assert time_at([], 1.0) == 0.0
+    watch = WholeWatch()
+    assert watch.time_at(1.0) == 0.0
+    watch.progress += [Progress(1.0, 0.5), Progress(3.0, 2.5), Progress(4.0, 2.5)]
+    assert watch.time_at(1.5) == 2.0
+    assert watch.time_at(0.25) == 0.5
+    assert watch.time_at(9.0) == 4.0
 
 
 # ------------------------------------------------------------------------------- history

@@ -60,11 +60,11 @@ def _redis(bench: Bench, _: Path, size: float) -> list[str]:
     program = packages.find(REDIS, bench.build)
     if program is None:
         raise SkipError(f"{REDIS} (redis-tools) is not installed")
-    return _python(PROGRAMS / "redis_random.py", program, int(size), int(size * 700))
+    return _python(PROGRAMS / "redis_random.py", program, int(size), int(size * 1500))
 
 
 def _scan(_: Bench, __: Path, size: float) -> list[str]:
-    return _python(PROGRAMS / "scan.py", int(size), 40)
+    return _python(PROGRAMS / "scan.py", int(size), 60)
 
 
 SCORED: Mapping[str, ScoreJob] = {
@@ -74,13 +74,13 @@ SCORED: Mapping[str, ScoreJob] = {
         ScoreJob(
             "polars",
             "group-by, polars",
-            {FULL: 2e6, TINY: 2e5},
+            {FULL: 5e6, TINY: 2e5},
             _of_apps(JOBS["polars-groupby"]),
         ),
         ScoreJob(
-            "duckdb", "TPC-H joins, DuckDB", {FULL: 0.5, TINY: 0.05}, _of_apps(JOBS["duckdb-tpch"])
+            "duckdb", "TPC-H joins, DuckDB", {FULL: 1.0, TINY: 0.05}, _of_apps(JOBS["duckdb-tpch"])
         ),
         ScoreJob("redis", "Redis, reads at random", {FULL: 300, TINY: 64}, _redis),
-        ScoreJob("scan", "a scan, numpy", {FULL: 300, TINY: 64}, _scan),
+        ScoreJob("scan", "a scan, numpy", {FULL: 100, TINY: 64}, _scan),
     )
 }

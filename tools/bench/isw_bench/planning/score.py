@@ -28,7 +28,7 @@ from isw_bench.suite import ROOT
 _SHARES = (75, 50, 35)
 _RUN_S = 1800.0
 _SLAB_BYTES = 64 * MIB
-_POOL_BYTES = 1024 * MIB
+_POOL_BYTES = 2048 * MIB
 _LOCAL_BYTES_MIN = 16 * MIB
 
 

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which pages of a block device are read, written and discarded: the kernel's tracepoint
+block:block_bio_queue, through perf_event_open(2).
+
+The kernel ends a trace with the process that made it, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import re
+import struct
+import threading
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from infiniswap.errors import InfiniswapError, UnavailableError, from_oserror
+from infiniswap.system.files import read_text
+from infiniswap.system.programs import run_command
+from infiniswap.units import MIB, PAGE_BYTES
+
+READ: Final = 0
+WRITE: Final = 1
+DISCARD: Final = 2
+
+_EVENT: Final = "/sys/kernel/tracing/events/block/block_bio_queue"
+_TELL: Final = (
+    f"test -e {_EVENT}/format || mount -t tracefs nodev /sys/kernel/tracing; cat {_EVENT}/format"
+)
+"""In a mount namespace of its own, which ends with the command."""
+
+_ONLINE: Final = Path("/sys/devices/system/cpu/online")
+_SYSCALLS: Final = {"x86_64": 298, "aarch64": 241, "riscv64": 241}
+_TRACEPOINT: Final = 2
+_ATTR_BYTES, _FLAGS_AT, _CLOCK_ID_AT = 112, 40, 92
+_RAW_AND_TIME: Final = 1 << 10 | 1 << 2
+_DISABLED_OWN_CLOCK: Final = 1 << 0 | 1 << 25
+_CLOCK_MONOTONIC: Final = 1
+_CLOSE_ON_EXEC: Final = 8
+_ENABLE: Final = 0x2400
+_SET_FILTER: Final = 0x40082406
+_LOST, _SAMPLE = 2, 9
+_HEAD_AT, _TAIL_AT = 1024, 1032
+_HEADER: Final = struct.Struct("<IHH")
+_TIME: Final = struct.Struct("<Q")
+_COUNT: Final = struct.Struct("<I")
+_RAW_AT: Final = 20
+"""In a sample: header, time, length of what the tracepoint tells."""
+
+_RINGS_BYTES: Final = 64 * MIB
+"""Of all processors together."""
+_DRAIN_S: Final = 0.05
+_SECTOR_BYTES: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PageEvents:
+    """What happened to pages, in order.
+
+    Attributes:
+        at_ns: when, by CLOCK_MONOTONIC.
+        kinds: READ, WRITE or DISCARD.
+        pages: their numbers on the device.
+        lost: how many requests the kernel could not tell.
+    """
+
+    at_ns: array[int]
+    kinds: array[int]
+    pages: array[int]
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Of the tracepoint: its number, and where its fields are."""
+
+    number: int
+    sector_at: int
+    sectors_at: int
+    flags_at: int
+    flags_bytes: int
+
+
+class BlockTrace:
+    """Of one device, while the `with` statement lasts.
+
+    Args:
+        device: its number, as st_rdev has it.
+
+    Raises:
+        UnavailableError: this kernel has no such tracepoint, or this processor is unknown.
+        NotPermittedError, SystemCallError: the kernel's refusal.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._layout = _layout()
+        self._filter = f"dev == {os.major(device) << 20 | os.minor(device)}"
+        self._rings: list[_Ring] = []
+        self._lost = 0
+        self._found: list[tuple[int, int, int, int]] = []
+        self._over = threading.Event()
+        self._reader = threading.Thread(target=self._read, name="block-trace", daemon=True)
+
+    def __enter__(self) -> Self:
+        try:
+            for processor in _online():
+                self._rings.append(_Ring(self._layout, processor, self._filter))
+        except BaseException:
+            self._close()
+            raise
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._reader.join()
+        self._drain()
+        self._close()
+
+    def events(self) -> PageEvents:
+        """All of them; once the trace has ended."""
+        found = PageEvents(array("Q"), array("B"), array("Q"), self._lost)
+        for at_ns, kind, first, count in sorted(self._found):
+            for page in range(first, first + count):
+                found.at_ns.append(at_ns)
+                found.kinds.append(kind)
+                found.pages.append(page)
+        return found
+
+    def _read(self) -> None:
+        while not self._over.wait(_DRAIN_S):
+            self._drain()
+
+    def _drain(self) -> None:
+        for ring in self._rings:
+            for record in ring.take():
+                kind, _, _ = _HEADER.unpack_from(record)
+                if kind == _SAMPLE:
+                    if (event := self._event(record)) is not None:
+                        self._found.append(event)
+                elif kind == _LOST:
+                    self._lost += _TIME.unpack_from(record, 16)[0]
+
+    def _event(self, record: bytes) -> tuple[int, int, int, int] | None:
+        where, at = self._layout, _RAW_AT
+        flags = record[at + where.flags_at : at + where.flags_at + where.flags_bytes]
+        flags = flags.partition(b"\0")[0]
+        kind = DISCARD if b"D" in flags else READ if b"R" in flags else WRITE
+        if kind == WRITE and b"W" not in flags:
+            return None  # a flush
+        at_ns: int = _TIME.unpack_from(record, _HEADER.size)[0]
+        sector: int = _TIME.unpack_from(record, at + where.sector_at)[0]
+        sectors: int = _COUNT.unpack_from(record, at + where.sectors_at)[0]
+        return (
+            at_ns,
+            kind,
+            sector * _SECTOR_BYTES // PAGE_BYTES,
+            sectors * _SECTOR_BYTES // PAGE_BYTES,
+        )
+
+    def _close(self) -> None:
+        for ring in self._rings:
+            ring.close()
+        self._rings.clear()
+
+
+class _Ring:
+    """What one processor has queued."""
+
+    def __init__(self, layout: _Layout, processor: int, filter_: str) -> None:
+        attributes = bytearray(_ATTR_BYTES)
+        start = (_TRACEPOINT, _ATTR_BYTES, layout.number, 1, _RAW_AND_TIME)
+        struct.pack_into("<IIQQQ", attributes, 0, *start)
+        struct.pack_into("<Q", attributes, _FLAGS_AT, _DISABLED_OWN_CLOCK)
+        struct.pack_into("<i", attributes, _CLOCK_ID_AT, _CLOCK_MONOTONIC)
+        number = _SYSCALLS[platform.machine()]
+        self._library = ctypes.CDLL(None, use_errno=True)
+        buffer = ctypes.create_string_buffer(bytes(attributes), _ATTR_BYTES)
+        self._fd = self._library.syscall(number, buffer, -1, processor, -1, _CLOSE_ON_EXEC)
+        if self._fd < 0:
+            raise _refusal()
+        self._bytes = _ring_bytes()
+        try:
+            self._map = mmap.mmap(self._fd, PAGE_BYTES + self._bytes)
+            text = ctypes.create_string_buffer(filter_.encode())
+            if self._library.ioctl(self._fd, _SET_FILTER, text) or self._library.ioctl(
+                self._fd, _ENABLE, 0
+            ):
+                raise _refusal()
+        except OSError as error:
+            os.close(self._fd)
+            raise from_oserror("cannot trace the swap device", error) from None
+        except InfiniswapError:
+            os.close(self._fd)
+            raise
+
+    def take(self) -> Iterator[bytes]:
+        """The records since the last time."""
+        head: int = _TIME.unpack_from(self._map, _HEAD_AT)[0]
+        tail: int = _TIME.unpack_from(self._map, _TAIL_AT)[0]
+        begin, end = tail % self._bytes, head % self._bytes
+        ring = PAGE_BYTES
+        if head == tail:
+            return
+        if begin < end:
+            data = self._map[ring + begin : ring + end]
+        else:
+            data = self._map[ring + begin : ring + self._bytes] + self._map[ring : ring + end]
+        _TIME.pack_into(self._map, _TAIL_AT, head)
+        at = 0
+        while at < len(data):
+            size = _HEADER.unpack_from(data, at)[2]
+            yield data[at : at + size]
+            at += size
+
+    def close(self) -> None:
+        """Ends it."""
+        self._map.close()
+        os.close(self._fd)
+
+
+def _ring_bytes() -> int:
+    share = _RINGS_BYTES // len(_online())
+    return max(MIB, 1 << share.bit_length() - 1)
+
+
+def _online() -> list[int]:
+    text = read_text(_ONLINE, "cannot tell the processors of this host")
+    ranges = [part.split("-") for part in text.strip().split(",")]
+    return [number for each in ranges for number in range(int(each[0]), int(each[-1]) + 1)]
+
+
+def _refusal() -> InfiniswapError:
+    code = ctypes.get_errno()
+    return from_oserror("cannot trace the swap device", OSError(code, os.strerror(code)))
+
+
+def _layout() -> _Layout:
+    if platform.machine() not in _SYSCALLS:
+        raise UnavailableError(f"block devices cannot be traced on {platform.machine()}")
+    text = run_command(["unshare", "--mount", "sh", "-c", _TELL])
+    number = re.search(r"^ID: (\d+)", text, re.MULTILINE)
+    places = {
+        name: (int(at), int(size))
+        for name, at, size in re.findall(
+            r"field:[^;]*?\b(\w+)(?:\[\d+\])?;\s*offset:(\d+);\s*size:(\d+);", text
+        )
+    }
+    try:
+        assert number is not None
+        return _Layout(
+            int(number[1]),
+            places["sector"][0],
+            places["nr_sector"][0],
+            *places["rwbs"],
+        )
+    except (AssertionError, KeyError):
+        raise UnavailableError("this kernel does not tell what block devices do") from None
