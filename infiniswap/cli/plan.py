@@ -50,9 +50,9 @@ def add_parser(subparsers: Any) -> None:
         "plan",
         help="predict how long a command takes at each memory limit",
         description="Runs COMMAND twice: without a limit, then with half of the memory that it "
-        "used, where it may lose twice the time of the first run before that limit is taken away. "
-        "Predicts its time at every limit with the donors and the disk as they are, and names the "
-        "smallest --local for a slowdown.",
+        "used, until it has lost four times the time of the first run. "
+        "Predicts its time at every limit with the donors and the disk as they are, and names "
+        "the smallest --local for a slowdown.",
     )
     parser.add_argument(
         "--slowdown",
@@ -300,7 +300,7 @@ class _Planning:
         from infiniswap.planning.report import Planned
 
         assert whole.summary is not None
-        elapsed_s, peak = whole.summary.elapsed_s, whole.summary.anon_peak_bytes
+        elapsed_s, peak = whole.summary.elapsed_s, whole.peak_bytes
         args, probe = self._request.args, self._probe
         notes = [*_notes(code, whole, limited, probe, self._has_donors), *self._notes]
         model: Model | None = None
@@ -358,8 +358,8 @@ def _notes(
         )
     elif limited.cut:
         found.append(
-            "the second run lost more than six times the time of the first, and was ended: no time "
-            "is predicted"
+            "the second run lost more than eight times the time of the first, and was ended: no "
+            "time is predicted"
         )
     elif probe is None:
         how = "" if limited.summary is None else f" with exit code {limited.summary.exit_code}"

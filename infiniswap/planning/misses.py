@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from infiniswap.system.block_trace import DISCARD, READ, PageEvents
+from infiniswap.system.block_trace import DISCARD, READ, WRITE, PageEvents
 from infiniswap.units import PAGE_BYTES
 
 _EVENTS_MAX: Final = 400_000
@@ -30,6 +30,8 @@ _BLOCK_PAGES: Final = 16
 
 STEPS: Final = 40
 """Of a grid of limits, up to the job's peak."""
+_FIRST_SHARE: Final = 0.06
+"""Of the peak: what goes out before the kernel knows what is in use. Measured with pandas."""
 _SCALE_MAX: Final = 10.0
 _SLOPE_STEPS: Final = 7
 
@@ -179,14 +181,26 @@ class Curve:
     does not count: that part of the run saw nothing. Below the lowest limit of the run the
     curve goes on as steeply as it came there.
 
+    Where memory runs out for the first time, the kernel does not know yet what is in use, and pages
+    out what the job has had for longest. As many of these pages come back as of the first ones of
+    this run.
+
     Args:
         found: the page-ins.
         looks: at the run, in order.
         peak_bytes: of the job: with so much nothing is paged in.
+        first_back: share of the first pages that went out, and came back.
     """
 
-    def __init__(self, found: Iterable[Miss], looks: Sequence[Look], peak_bytes: int) -> None:
+    def __init__(
+        self,
+        found: Iterable[Miss],
+        looks: Sequence[Look],
+        peak_bytes: int,
+        first_back: float = 0.0,
+    ) -> None:
         self._peak_bytes = peak_bytes
+        self._first_back = first_back
         self._step_bytes = step_bytes(peak_bytes)
         seen = [0.0] * STEPS
         for miss in found:
@@ -216,7 +230,29 @@ class Curve:
             return 0.0
         low, within_bytes = divmod(limit_bytes, self._step_bytes)
         here, above = self._pages[low : low + 2]
-        return here + (above - here) * within_bytes / self._step_bytes
+        first_bytes = min(self._peak_bytes - limit_bytes, first_out(self._peak_bytes))
+        return max(
+            here + (above - here) * within_bytes / self._step_bytes,
+            self._first_back * first_bytes / PAGE_BYTES,
+        )
+
+
+def first_out(peak_bytes: int) -> int:
+    """Bytes that go out before the kernel knows what is in use."""
+    return int(_FIRST_SHARE * peak_bytes)
+
+
+def first_back(events: PageEvents, count: int) -> float:
+    """Of so many pages that went out first, the share that came back."""
+    waiting: set[int] = set()
+    gone = back = 0
+    for kind, page in zip(events.kinds, events.pages, strict=True):
+        back += kind == READ and page in waiting
+        waiting.discard(page)
+        if kind == WRITE and gone < count:
+            waiting.add(page)
+            gone += 1
+    return back / gone if gone else 0.0
 
 
 def step_bytes(peak_bytes: int) -> int:

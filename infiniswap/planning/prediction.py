@@ -39,6 +39,7 @@ class Probe:
         page_ins: and `page_outs`, of the device.
         found: the page-ins, each with what it needs; empty: they could not be told apart.
         looks: at it, in order.
+        first_back: share of the first pages that went out, and came back.
     """
 
     elapsed_s: float
@@ -48,6 +49,7 @@ class Probe:
     page_outs: int
     found: Sequence[Miss]
     looks: Sequence[Look]
+    first_back: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ def fit(elapsed_s: float, peak_bytes: int, probe: Probe, history: Sequence[Measu
     return Model(
         elapsed_s,
         peak_bytes,
-        Curve(found, probe.looks, peak_bytes),
+        Curve(found, probe.looks, peak_bytes, probe.first_back),
         min(1.0, again),
         _ratio(own.lost_s, own.pages, _cost(history)),
         _FEW_PAGES**2 / (own.pages**2 + _FEW_PAGES**2),

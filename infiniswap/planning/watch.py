@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from infiniswap.device.jobs.usage import Summary
 from infiniswap.errors import InfiniswapError, UsageError
-from infiniswap.planning.misses import Look, misses
+from infiniswap.planning.misses import Look, first_back, first_out, misses
 from infiniswap.planning.prediction import Probe, limit_of
 from infiniswap.system import touched
 from infiniswap.system.block_trace import PageEvents
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import PROC, read_text
-from infiniswap.system.memory import CgroupMemory, parse_meminfo
+from infiniswap.system.memory import cgroup_needs, parse_meminfo
 from infiniswap.system.swap import active_areas
 from infiniswap.units import PAGE_BYTES
 
@@ -27,9 +27,9 @@ LIMIT_BYTES_MIN: Final = 16 << 20
 
 _SHARE: Final = 50
 """Percent of the peak: the limit of the second run."""
-_LOSES_MAX: Final = 2.0
+_LOSES_MAX: Final = 4.0
 """Times of the first run that the second one may lose before its limit is taken away."""
-_ENDS: Final = 3.0
+_ENDS: Final = 2.0
 """After so many times that it is ended: something else is slow."""
 
 _ASKS_S: Final = 5.0
@@ -83,7 +83,7 @@ class JobWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Reached:
     """How far a job without a limit was.
 
     Attributes:
@@ -100,21 +100,25 @@ class WholeWatch(JobWatch):
 
     Attributes:
         progress: at each look.
+        peak_bytes: the most memory that the job needed.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.progress: list[Progress] = []
+        self.progress: list[Reached] = []
+        self.peak_bytes = 0
 
     def look(self, cgroup: MemoryCgroup) -> bool:
         """Notes how far it is."""
         super().look(cgroup)
-        self.progress.append(Progress(self.at_s, self.user_s))
+        self.progress.append(Reached(self.at_s, self.user_s))
+        with contextlib.suppress(InfiniswapError):  # the job is ending
+            self.peak_bytes = max(self.peak_bytes, cgroup_needs(cgroup.path, cgroup.version))
         return False
 
     def time_at(self, user_s: float) -> float:
         """When it had come that far."""
-        before = Progress(0.0, 0.0)
+        before = Reached(0.0, 0.0)
         for now in self.progress:
             if now.user_s >= user_s:
                 wide_s = now.user_s - before.user_s
@@ -146,8 +150,10 @@ class LimitedWatch(JobWatch):
         self._swap_path = swap_path
         self._all_bytes = all_bytes
         self._looks: list[Look] = []
+        self._users: list[float] = []
+        self._lifted_user_s = 0.0
         self._limit_now_bytes = self.limit_bytes = max(
-            limit_of(whole.summary.anon_peak_bytes, _SHARE), LIMIT_BYTES_MIN
+            limit_of(whole.peak_bytes, _SHARE), LIMIT_BYTES_MIN
         )
         self.lifted_s = 0.0
 
@@ -156,17 +162,19 @@ class LimitedWatch(JobWatch):
         super().look(cgroup)
         lost_s = self.at_s - self._whole.time_at(self.user_s)
         with contextlib.suppress(InfiniswapError):  # the job is ending
-            self._note(cgroup.memory())
+            self._note(cgroup)
             if lost_s >= _LOSES_MAX * self._whole_s and not self.lifted_s:
                 cgroup.set_limit(self._all_bytes)
                 self._limit_now_bytes = self._all_bytes
                 self.lifted_s = self.at_s
+                self._lifted_user_s = self.user_s
         self.cut = lost_s >= _ENDS * _LOSES_MAX * self._whole_s
         return self.cut
 
-    def _note(self, memory: CgroupMemory) -> None:
+    def _note(self, cgroup: MemoryCgroup) -> None:
         values = parse_meminfo(read_text(PROC / "meminfo", "cannot read the memory figures"))
         areas = active_areas()
+        self._users.append(self.user_s)
         on_swap = sum(area.used_bytes for area in areas if area.path == self._swap_path)
         cached_bytes = min(on_swap, values.get("SwapCached", 0))
         self._looks.append(
@@ -174,7 +182,7 @@ class LimitedWatch(JobWatch):
                 time.monotonic_ns(),
                 self._whole.time_at(self.user_s),
                 self._limit_now_bytes,
-                memory.anon_bytes + (memory.swap_bytes or 0),
+                cgroup_needs(cgroup.path, cgroup.version),
                 cached_bytes,
                 on_swap - cached_bytes,
             )
@@ -189,13 +197,40 @@ class LimitedWatch(JobWatch):
         found = self.summary
         if found is None or self.cut or found.exit_code:
             return None
-        at_rest_s = found.elapsed_s - self.lifted_s if self.lifted_s else 0.0
+        if events is not None and events.lost:
+            events = None
+        looks = self._with_work()
+        pages = () if events is None else tuple(misses(events, looks))
+        lifted = next((look for look in looks if look.limit_bytes == self._all_bytes), None)
         return Probe(
             found.elapsed_s,
-            max(0.0, 1 - at_rest_s / self._whole_s),
+            min(1.0, lifted.work_s / self._whole_s) if lifted else 1.0,
             self.limit_bytes,
             found.page_in_bytes // PAGE_BYTES,
             found.page_out_bytes // PAGE_BYTES,
-            () if events is None or events.lost else tuple(misses(events, self._looks)),
-            tuple(self._looks),
+            pages,
+            looks,
+            first_back(events, first_out(self._whole.peak_bytes) // PAGE_BYTES) if events else 0.0,
+        )
+
+    def _with_work(self) -> tuple[Look, ...]:
+        """The looks, with the work that was done by then.
+
+        A job that pages takes more processor time for the same work, as its caches are cold. What
+        it took without a limit, at the end, is compared with the end of the first run, and the
+        rest is what it did with one.
+        """
+        whole_s = self._whole.user_s
+        free_s = self.user_s - self._lifted_user_s if self.lifted_s else 0.0
+        limited_s = self.user_s - free_s
+        done_s = max(0.0, whole_s - free_s)
+        share = done_s / limited_s if limited_s else 1.0
+        return tuple(
+            replace(
+                look,
+                work_s=self._whole.time_at(
+                    user_s * share if user_s <= limited_s else done_s + user_s - limited_s
+                ),
+            )
+            for look, user_s in zip(self._looks, self._users, strict=True)
         )

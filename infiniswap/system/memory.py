@@ -303,6 +303,22 @@ def _memory_v1(path: Path) -> CgroupMemory:
     )
 
 
+def cgroup_needs(path: Path, version: int) -> int:
+    """Bytes that the memory cgroup's processes have, in RAM and swapped out. What a process has
+    given up (MADV_FREE) does not count: it is dropped, not paged out.
+
+    Raises:
+        NotPermittedError, SystemCallError: not a memory cgroup, or gone.
+    """
+    stat = parse_key_values(read_text(path / "memory.stat", "cannot read the memory figures"))
+    prefix = "" if version == 2 else "total_"
+    lists = ("inactive_anon", "active_anon", "unevictable")
+    out_bytes = (
+        try_read_int(path / "memory.swap.current") if version == 2 else stat.get("total_swap")
+    )
+    return sum(stat.get(f"{prefix}{name}", 0) for name in lists) + (out_bytes or 0)
+
+
 def cgroup_memory(path: Path, version: int) -> CgroupMemory:
     """Figures of the memory cgroup whose directory is `path`.
 

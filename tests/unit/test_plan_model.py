@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infiniswap.planning import history
-from infiniswap.planning.misses import Curve, Look, Miss, misses
+from infiniswap.planning.misses import Curve, Look, Miss, first_back, misses
 from infiniswap.planning.prediction import Measured, Model, Probe, fit
-from infiniswap.planning.watch import Progress, WholeWatch
+from infiniswap.planning.watch import Reached, WholeWatch
 from infiniswap.system import touched
 from infiniswap.system.block_trace import DISCARD, READ, WRITE, PageEvents
 from infiniswap.units import MIB, PAGE_BYTES
@@ -178,6 +178,21 @@ def test_memory_that_the_job_had_not_yet_is_no_reason_to_scale() -> None:
     assert curve.at(PEAK // 2) == 100.0
 
 
+def test_of_the_first_pages_that_went_out_some_came_back() -> None:
+    kinds = array("B", [WRITE, WRITE, WRITE, READ, DISCARD, READ, WRITE, READ])
+    events = PageEvents(array("Q", range(8)), kinds, array("Q", [1, 2, 3, 1, 2, 2, 4, 4]), 0)
+    assert first_back(events, 3) == pytest.approx(1 / 3)  # 2 was freed before it was read
+    assert first_back(events, 4) == pytest.approx(2 / 4)
+    assert first_back(events, 0) == 0.0
+
+
+def test_however_high_the_limit_some_of_the_first_pages_come_back() -> None:
+    curve = Curve([], [], PEAK, 0.5)
+    assert curve.at(PEAK - 100 * PAGE_BYTES) == 50
+    assert curve.at(PEAK // 2) == curve.at(PEAK * 9 // 10) == pytest.approx(PAGES * 0.06 * 0.5)
+    assert curve.at(PEAK) == 0.0
+
+
 # ---------------------------------------------------------------------------- prediction
 
 MISSES = st.lists(
@@ -248,7 +263,7 @@ def test_without_pages_in_the_second_run_earlier_plans_tell_the_cost() -> None:
 def test_progress_tells_the_time_that_it_took() -> None:
     watch = WholeWatch()
     assert watch.time_at(1.0) == 0.0
-    watch.progress += [Progress(1.0, 0.5), Progress(3.0, 2.5), Progress(4.0, 2.5)]
+    watch.progress += [Reached(1.0, 0.5), Reached(3.0, 2.5), Reached(4.0, 2.5)]
     assert watch.time_at(1.5) == 2.0
     assert watch.time_at(0.25) == 0.5
     assert watch.time_at(9.0) == 4.0

@@ -94,6 +94,15 @@ def test_the_figures_of_a_cgroup(tmp_path: Path, version: int) -> None:
     assert got.available_bytes == GIB - 2
 
 
+def test_what_a_process_has_given_up_is_not_needed(tmp_path: Path, version: int) -> None:
+    prefix = "" if version == 2 else "total_"
+    lists = ("inactive_anon", "active_anon", "unevictable", "inactive_file")
+    lines = [f"{prefix}{name} {value}" for name, value in zip(lists, (1, 2, 4, 8), strict=True)]
+    (tmp_path / "memory.stat").write_text("\n".join([*lines, "total_swap 16", ""]))
+    (tmp_path / "memory.swap.current").write_text("16\n")
+    assert memory.cgroup_needs(tmp_path, version) == 23
+
+
 def test_file_cache_never_makes_more_room_than_there_is_usage() -> None:
     figures = memory.CgroupMemory(100, 50, None, 0, 80, None, None)
     assert figures.available_bytes == 100

@@ -278,7 +278,7 @@ complete -c infiniswap -n '_shtab__infiniswap_using plan' -l backup -xka "(__fis
 complete -c infiniswap -n '_shtab__infiniswap_using plan' -l allow-data-loss -d 'accept that swap with --backup none loses the pages of a lost donor'
 complete -c infiniswap -n '_shtab__infiniswap_using plan' -l transport -xka "auto rdma tcp" -d 'how pages travel (default auto: RDMA where both ends have it, else TCP)'
 complete -c infiniswap -n '_shtab__infiniswap_using plan' -l slab -x -d 'size of the donors'"'"' slabs (default 1G)'
-complete -c infiniswap -n '_shtab__infiniswap_using plan' -l tenant -x -d 'on whose account donors list this device'"'"'s memory (default: device.tenant, else this host)'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l tenant -x -d 'account that this device'"'"'s memory counts on. The tenants of a host divide the host'"'"'s share of each donor equally, however many devices each has (default: device.tenant, else this host)'
 complete -c infiniswap -n '_shtab__infiniswap_using plan' -l staging -x -d 'memory for pages on their way to donors and backup (default 64M)'
 complete -c infiniswap -n '_shtab__infiniswap_using plan' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file (TOML)'
 complete -c infiniswap -n '_shtab__infiniswap_using plan' -l json -d 'print JSON, for programs'

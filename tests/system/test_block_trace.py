@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trace of a block device tells each page that was written, read and discarded, and no other
+device's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from infiniswap.errors import InfiniswapError
+from infiniswap.system import loop
+from infiniswap.system.block_trace import DISCARD, READ, WRITE, BlockTrace
+from infiniswap.units import MIB, PAGE_BYTES
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> Iterator[list[Path]]:
+    """Two loop devices."""
+    with ExitStack() as stack:
+        found = []
+        for name in ("a", "b"):
+            file = tmp_path / name
+            file.touch()
+            os.truncate(file, 4 * MIB)
+            device = loop.attach(file)
+            stack.callback(loop.detach, device)
+            found.append(Path(device.path))
+        yield found
+
+
+def _copy(source: str, target: str, *options: str) -> None:
+    argv = ["dd", f"if={source}", f"of={target}", "bs=8k", "status=none", *options]
+    subprocess.run(argv, check=True, timeout=60)
+
+
+def test_each_page_is_told_and_no_other_device(devices: list[Path]) -> None:
+    mine, other = devices
+    with BlockTrace(mine.stat().st_rdev) as trace:
+        _copy("/dev/zero", str(mine), "seek=2", "count=3", "oflag=direct")
+        _copy("/dev/zero", str(other), "count=5", "oflag=direct")
+        _copy(str(mine), "/dev/null", "skip=3", "count=1", "iflag=direct")
+        argv = ["blkdiscard", "--offset", str(9 * PAGE_BYTES), "--length", str(PAGE_BYTES)]
+        subprocess.run([*argv, str(mine)], check=True, timeout=60)
+    found = trace.events()
+    assert found.lost == 0
+    assert list(found.at_ns) == sorted(found.at_ns)
+    told = list(zip(found.kinds, found.pages, strict=True))
+    assert [page for kind, page in told if kind == WRITE] == list(range(4, 10))
+    assert [page for kind, page in told if kind == DISCARD] == [9]
+    # Other programs may look at a device that was written to.
+    assert {(READ, 6), (READ, 7)} <= set(told)
+
+
+def test_more_than_a_ring_holds_is_told_too(devices: list[Path]) -> None:
+    mine, _ = devices
+    with BlockTrace(mine.stat().st_rdev) as trace:
+        for _ in range(20):
+            _copy("/dev/zero", str(mine), "count=512", "oflag=direct")
+    assert len(trace.events().pages) == 20 * 1024
+
+
+def test_who_may_not_trace_is_told(devices: list[Path]) -> None:
+    code = f"""
+import os
+from infiniswap.errors import InfiniswapError
+from infiniswap.system.block_trace import BlockTrace
+os.setuid(65534)
+try:
+    BlockTrace({devices[0].stat().st_rdev}).__enter__()
+except InfiniswapError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip()
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_left_of_a_trace(devices: list[Path]) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InfiniswapError), BlockTrace(devices[0].stat().st_rdev) as trace:
+        raise InfiniswapError("an end in the middle")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert list(trace.events().pages) == []
