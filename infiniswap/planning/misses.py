@@ -72,6 +72,19 @@ class Miss:
     weight: float
 
 
+@dataclass(frozen=True, slots=True)
+class First:
+    """Pages that went out first.
+
+    Attributes:
+        gone: how many.
+        share: of these, came back.
+    """
+
+    gone: int = 0
+    share: float = 0.0
+
+
 class _Order:
     """Positions in order, of which some are taken; counts those after one (a Fenwick tree)."""
 
@@ -189,7 +202,7 @@ class Curve:
         found: the page-ins.
         looks: at the run, in order.
         peak_bytes: of the job: with so much nothing is paged in.
-        first_back: share of the first pages that went out, and came back.
+        first: pages that went out first.
     """
 
     def __init__(
@@ -197,10 +210,10 @@ class Curve:
         found: Iterable[Miss],
         looks: Sequence[Look],
         peak_bytes: int,
-        first_back: float = 0.0,
+        first: First = First(),
     ) -> None:
         self._peak_bytes = peak_bytes
-        self._first_back = first_back
+        self._first = first
         self._step_bytes = step_bytes(peak_bytes)
         seen = [0.0] * STEPS
         for miss in found:
@@ -230,29 +243,25 @@ class Curve:
             return 0.0
         low, within_bytes = divmod(limit_bytes, self._step_bytes)
         here, above = self._pages[low : low + 2]
-        first_bytes = min(self._peak_bytes - limit_bytes, first_out(self._peak_bytes))
+        first = min(self._first.gone, (self._peak_bytes - limit_bytes) / PAGE_BYTES)
         return max(
             here + (above - here) * within_bytes / self._step_bytes,
-            self._first_back * first_bytes / PAGE_BYTES,
+            self._first.share * first,
         )
 
 
-def first_out(peak_bytes: int) -> int:
-    """Bytes that go out before the kernel knows what is in use."""
-    return int(_FIRST_SHARE * peak_bytes)
-
-
-def first_back(events: PageEvents, count: int) -> float:
-    """Of so many pages that went out first, the share that came back."""
+def first_of(events: PageEvents, peak_bytes: int) -> First:
+    """The pages that went out before the kernel knew what is in use."""
+    most = int(_FIRST_SHARE * peak_bytes / PAGE_BYTES)
     waiting: set[int] = set()
     gone = back = 0
     for kind, page in zip(events.kinds, events.pages, strict=True):
         back += kind == READ and page in waiting
         waiting.discard(page)
-        if kind == WRITE and gone < count:
+        if kind == WRITE and gone < most:
             waiting.add(page)
             gone += 1
-    return back / gone if gone else 0.0
+    return First(gone, back / gone if gone else 0.0)
 
 
 def step_bytes(peak_bytes: int) -> int:

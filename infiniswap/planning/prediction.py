@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from infiniswap.planning.misses import Curve, Look, Miss
+from infiniswap.planning.misses import Curve, First, Look, Miss
 from infiniswap.units import MIB, PAGE_BYTES
 
 SHARES: Final = (100, 95, 90, 85, 80, 75, 70, 65, 60, 55, 50, 45, 40, 35, 30, 25)
@@ -39,7 +39,7 @@ class Probe:
         page_ins: and `page_outs`, of the device.
         found: the page-ins, each with what it needs; empty: they could not be told apart.
         looks: at it, in order.
-        first_back: share of the first pages that went out, and came back.
+        first: pages that went out first.
     """
 
     elapsed_s: float
@@ -49,7 +49,7 @@ class Probe:
     page_outs: int
     found: Sequence[Miss]
     looks: Sequence[Look]
-    first_back: float = 0.0
+    first: First = First()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def fit(elapsed_s: float, peak_bytes: int, probe: Probe, history: Sequence[Measu
     return Model(
         elapsed_s,
         peak_bytes,
-        Curve(found, probe.looks, peak_bytes, probe.first_back),
+        Curve(found, probe.looks, peak_bytes, probe.first),
         min(1.0, again),
         _ratio(own.lost_s, own.pages, _cost(history)),
         _FEW_PAGES**2 / (own.pages**2 + _FEW_PAGES**2),

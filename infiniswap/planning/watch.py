@@ -13,7 +13,7 @@ from typing import Final
 
 from infiniswap.device.jobs.usage import Summary
 from infiniswap.errors import InfiniswapError, UsageError
-from infiniswap.planning.misses import Look, first_back, first_out, misses
+from infiniswap.planning.misses import First, Look, first_of, misses
 from infiniswap.planning.prediction import Probe, limit_of
 from infiniswap.system import touched
 from infiniswap.system.block_trace import PageEvents
@@ -210,7 +210,7 @@ class LimitedWatch(JobWatch):
             found.page_out_bytes // PAGE_BYTES,
             pages,
             looks,
-            first_back(events, first_out(self._whole.peak_bytes) // PAGE_BYTES) if events else 0.0,
+            first_of(events, self._whole.peak_bytes) if events else First(),
         )
 
     def _with_work(self) -> tuple[Look, ...]:

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infiniswap.planning import history
-from infiniswap.planning.misses import Curve, Look, Miss, first_back, misses
+from infiniswap.planning.misses import Curve, First, Look, Miss, first_of, misses
 from infiniswap.planning.prediction import Measured, Model, Probe, fit
 from infiniswap.planning.watch import Reached, WholeWatch
 from infiniswap.system import touched
@@ -181,15 +181,17 @@ def test_memory_that_the_job_had_not_yet_is_no_reason_to_scale() -> None:
 def test_of_the_first_pages_that_went_out_some_came_back() -> None:
     kinds = array("B", [WRITE, WRITE, WRITE, READ, DISCARD, READ, WRITE, READ])
     events = PageEvents(array("Q", range(8)), kinds, array("Q", [1, 2, 3, 1, 2, 2, 4, 4]), 0)
-    assert first_back(events, 3) == pytest.approx(1 / 3)  # 2 was freed before it was read
-    assert first_back(events, 4) == pytest.approx(2 / 4)
-    assert first_back(events, 0) == 0.0
+    at = round(PAGE_BYTES / 0.06)
+    assert first_of(events, 3 * at) == First(3, 1 / 3)  # 2 was freed, then read
+    assert first_of(events, 4 * at) == First(4, 2 / 4)
+    assert first_of(events, 100 * at) == First(4, 2 / 4)
+    assert first_of(events, 0) == First(0, 0.0)
 
 
 def test_however_high_the_limit_some_of_the_first_pages_come_back() -> None:
-    curve = Curve([], [], PEAK, 0.5)
+    curve = Curve([], [], PEAK, First(240, 0.5))
     assert curve.at(PEAK - 100 * PAGE_BYTES) == 50
-    assert curve.at(PEAK // 2) == curve.at(PEAK * 9 // 10) == pytest.approx(PAGES * 0.06 * 0.5)
+    assert curve.at(PEAK // 2) == curve.at(PEAK * 9 // 10) == 120
     assert curve.at(PEAK) == 0.0
 
 
