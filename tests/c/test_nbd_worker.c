@@ -34,6 +34,23 @@ static int gated_open(void *ctx, const char *name, size_t name_bytes, struct isw
 	return test_open(ctx, name, name_bytes, conn, export_out);
 }
 
+/* Between open and close only, as a backend with a list of its connections can tell. */
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void shut_down(struct iswi_nbd_conn *conn)
+{
+	pthread_mutex_lock(&list_lock);
+	iswi_nbd_conn_shutdown(conn);
+	pthread_mutex_unlock(&list_lock);
+}
+
+static void gated_close(void *ctx, struct iswi_nbd_export *export, struct iswi_nbd_conn *conn)
+{
+	pthread_mutex_lock(&list_lock);
+	test_close(ctx, export, conn);
+	pthread_mutex_unlock(&list_lock);
+}
+
 static int gated_hold(struct iswi_nbd_export *export, uint64_t offset, uint32_t length,
 		      struct iswi_nbd_hold *hold_out)
 {
@@ -50,7 +67,7 @@ static int gated_hold(struct iswi_nbd_export *export, uint64_t offset, uint32_t 
 
 static const struct iswi_nbd_backend gated_backend = {
 	.open = gated_open,
-	.close = test_close,
+	.close = gated_close,
 	.hold = gated_hold,
 	.release = test_release,
 };
@@ -142,6 +159,29 @@ static void check_served(int fd)
 	fill_bytes(fd, 2 * MIB, 4, 512);
 	check_bytes(fd, 2 * MIB, 4, 512);
 	CHECK_EQ(do_command(fd, NBD_CMD_TRIM, 0, 2 * MIB, 65536), 0);
+}
+
+/* Nothing more comes from the client: what it has said already is served all the same. */
+WORKER_TEST(test_request_right_behind_the_handshake)
+{
+	unsigned char wire[NBD_OPTION_HEADER_BYTES + 6 + NBD_REQUEST_BYTES] = {0};
+	const struct nbd_request request = {.command = NBD_CMD_READ, .cookie = 3, .length = 512};
+	char page[512];
+	uint32_t type;
+	int fd = dial(port);
+
+	greet(fd, NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES);
+	nbd_put_option(wire, NBD_OPT_GO, 6); /* no name, no wishes */
+	nbd_put_request(wire + NBD_OPTION_HEADER_BYTES + 6, &request);
+	CHECK(say(fd, wire, sizeof(wire)));
+	do {
+		unsigned char info[64];
+
+		type = hear_option(fd, NBD_OPT_GO, info, sizeof(info), NULL);
+	} while (type == NBD_REP_INFO);
+	CHECK_EQ(type, NBD_REP_ACK);
+	CHECK_EQ(hear_reply(fd, 3, page, sizeof(page)), 0);
+	close(fd);
 }
 
 /* And each goes on where it was when its client does. */
@@ -297,7 +337,7 @@ WORKER_TEST(test_nothing_is_served_after_shutdown)
 	gate_close();
 	CHECK(say(fd, wire, sizeof(wire)));
 	gate_await();
-	iswi_nbd_conn_shutdown(conn);
+	shut_down(conn);
 	gate_open();
 	WAIT_FOR(atomic_load(&opens) == 1);
 	check_bytes(other, 0, 7, 4096);
@@ -315,7 +355,7 @@ WORKER_TEST(test_zeroing_ends_with_its_connection)
 	gate_close();
 	CHECK(say_request(fd, NBD_CMD_WRITE_ZEROES, 0, 1, 0, BAD_FROM));
 	gate_await();
-	iswi_nbd_conn_shutdown(conn);
+	shut_down(conn);
 	gate_open();
 	WAIT_FOR(atomic_load(&opens) == 1);
 	CHECK_EQ(atomic_load(&holds), 0);
@@ -332,7 +372,7 @@ TEST_CASES(test_stalled_connections_are_shut_down, STALLS, how)
 	set_up(PATIENT, false);
 	other = open_export(port, "");
 	fd = stall(how);
-	iswi_nbd_conn_shutdown(last_conn);
+	shut_down(last_conn);
 	WAIT_FOR(atomic_load(&opens) == 1);
 	CHECK_EQ(atomic_load(&holds), 0);
 	check_served(other);
