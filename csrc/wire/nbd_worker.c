@@ -267,13 +267,18 @@ bool iswi_nbd_worker_take(struct iswi_nbd_conn *conn)
 	 * request: what came right behind the handshake is in rx already.
 	 */
 	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT, .data.ptr = conn};
+	const uint64_t deadline_ns = conn->memory.deadline_ns;
 
 	for (uint32_t i = 1; i < server->worker_count; i++)
 		if (server->workers[i].conn_count < worker->conn_count)
 			worker = &server->workers[i];
 	conn->watched = event.events;
-	if (epoll_ctl(worker->epoll_fd, EPOLL_CTL_ADD, conn->fd, &event) != 0)
+	/* The worker sets its own, which is its latest then: once a client has more time. */
+	conn->memory.deadline_ns = 0;
+	if (epoll_ctl(worker->epoll_fd, EPOLL_CTL_ADD, conn->fd, &event) != 0) {
+		conn->memory.deadline_ns = deadline_ns;
 		return false;
+	}
 	conn->worker = worker;
 	worker->conn_count++;
 	return true;
