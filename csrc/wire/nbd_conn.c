@@ -109,7 +109,8 @@ static struct iswi_nbd_ended thread_ends(struct iswi_nbd_server *server)
 /*
  * Whether a worker has the connection from here on. A worker waits for its sockets before it
  * receives, which a lone connection would notice: so as long as there is a processor for each
- * connection they keep the threads they came with.
+ * connection they keep the threads they came with. One whose client is late ends where it is: a
+ * worker would give the client more time.
  */
 static bool hand_over(struct iswi_nbd_conn *conn, struct iswi_nbd_ended *before_out)
 {
@@ -117,6 +118,8 @@ static bool hand_over(struct iswi_nbd_conn *conn, struct iswi_nbd_ended *before_
 	const bool lone = server->config.lone_threads;
 	bool taken;
 
+	if (conn->memory.deadline_ns != 0 && iswi_now_ns() >= conn->memory.deadline_ns)
+		return false;
 	pthread_mutex_lock(&server->lock);
 	/* A server that stops joins the threads of the connections that it finds in conns. */
 	taken = !server->stopping && (!lone || server->conn_count > server->worker_count) &&

@@ -273,7 +273,7 @@ bool iswi_nbd_worker_take(struct iswi_nbd_conn *conn)
 		if (server->workers[i].conn_count < worker->conn_count)
 			worker = &server->workers[i];
 	conn->watched = event.events;
-	/* The worker sets its own, which is its latest then: once a client has more time. */
+	/* The worker sets its own, so that its list stays in order. */
 	conn->memory.deadline_ns = 0;
 	if (epoll_ctl(worker->epoll_fd, EPOLL_CTL_ADD, conn->fd, &event) != 0) {
 		conn->memory.deadline_ns = deadline_ns;

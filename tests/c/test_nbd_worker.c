@@ -300,6 +300,8 @@ TEST_CASES(test_greedy_clients_share, GREEDS, n)
 	set_up(PATIENT, false);
 	greedy = open_export(port, "");
 	fd = open_export(port, "");
+	CHECK_EQ(do_read(fd, 0, page, sizeof(page)), 0); /* the worker has it */
+	atomic_store(&gate.count, 0);
 	for (unsigned i = 0; i < greeds[n].count; i++)
 		nbd_put_request(wire + (size_t)i * NBD_REQUEST_BYTES, &request);
 	CHECK_EQ(pthread_create(&reader, NULL, reader_main, (void *)(intptr_t)greedy), 0);
