@@ -15,13 +15,6 @@
 #define KEEPALIVE_INTERVAL_S 5
 #define KEEPALIVE_PROBES     3
 
-/* Who closed a connection, and is that worth counting? */
-static void count_end(struct iswi_nbd_server *server, int err, bool served)
-{
-	if (err == -EPROTO || (err == -ETIMEDOUT && !served))
-		iswi_count(&server->protocol_errors, 1);
-}
-
 static int open_default(struct iswi_nbd_conn *conn)
 {
 	const struct iswi_nbd_server_config *config = &conn->server->config;
@@ -36,14 +29,8 @@ int iswi_nbd_conn_open(struct iswi_nbd_conn *conn)
 	if (err == 0)
 		conn->handshake_end_ns = 0;
 	else
-		count_end(conn->server, err, false);
+		iswi_nbd_conn_count(conn->server, err, false);
 	return err;
-}
-
-void iswi_nbd_conn_close(struct iswi_nbd_conn *conn, int err)
-{
-	conn->server->config.backend->close(conn->server->config.ctx, &conn->export, conn);
-	count_end(conn->server, err, true);
 }
 
 /* A mapping of its own: freed, it is the host's again, which a heap full of gaps would keep. */
@@ -57,40 +44,6 @@ static struct iswi_nbd_conn *conn_alloc(void)
 	/* Of the front end nbd-socket it has pages in clear. */
 	(void)madvise(memory, sizeof(struct iswi_nbd_conn), MADV_DONTDUMP);
 	return memory;
-}
-
-static void conn_free(struct iswi_nbd_conn *conn)
-{
-	munmap(conn, sizeof(*conn));
-}
-
-/* server->lock held. false: the server stops, and frees what it finds in conns. */
-static bool conn_leave(struct iswi_nbd_conn *conn)
-{
-	struct iswi_nbd_server *server = conn->server;
-
-	close(conn->fd);
-	conn->fd = -1;
-	server->conn_count--;
-	if (conn->worker != NULL)
-		conn->worker->conn_count--;
-	if (server->stopping)
-		return false;
-	*conn->place = NULL;
-	return true;
-}
-
-void iswi_nbd_conn_ended(struct iswi_nbd_conn *conn, int err)
-{
-	struct iswi_nbd_server *server = conn->server;
-	bool left;
-
-	iswi_nbd_conn_close(conn, err);
-	pthread_mutex_lock(&server->lock);
-	left = conn_leave(conn);
-	pthread_mutex_unlock(&server->lock);
-	if (left)
-		conn_free(conn);
 }
 
 /*
@@ -173,12 +126,12 @@ static void *conn_main(void *opaque)
 		iswi_thread_urgent();
 	if (iswi_nbd_conn_open(conn) != 0 || serve(conn, &before)) {
 		pthread_mutex_lock(&server->lock);
-		left = conn_leave(conn);
+		left = iswi_nbd_conn_leave(conn);
 		if (left)
 			before = thread_ends(server);
 		pthread_mutex_unlock(&server->lock);
 		if (left)
-			conn_free(conn);
+			iswi_nbd_conn_free(conn);
 	}
 	if (before.any)
 		pthread_join(before.thread, NULL);
@@ -276,7 +229,7 @@ static int add_conn(struct iswi_nbd_server *server, int fd, const unsigned char 
 	return 0;
 
 err_conn:
-	conn_free(conn);
+	iswi_nbd_conn_free(conn);
 err_refused:
 	pthread_mutex_unlock(&server->lock);
 	iswi_count(&server->connections_refused, 1);
@@ -316,6 +269,6 @@ void iswi_nbd_conns_end(struct iswi_nbd_server *server)
 			continue;
 		if (server->conns[i]->worker == NULL)
 			pthread_join(server->conns[i]->thread, NULL);
-		conn_free(server->conns[i]);
+		iswi_nbd_conn_free(server->conns[i]);
 	}
 }

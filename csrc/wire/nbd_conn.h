@@ -178,12 +178,23 @@ void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd, const unsigned 
 void iswi_nbd_conn_init(struct iswi_nbd_conn *conn, struct iswi_nbd_server *server, int fd);
 /* Shakes hands. 0: the export is open, and requests follow. */
 int iswi_nbd_conn_open(struct iswi_nbd_conn *conn);
-/* Closes the export. err: what ended the serving of requests. */
-void iswi_nbd_conn_close(struct iswi_nbd_conn *conn, int err);
-/* Likewise, and the connection is gone. */
-void iswi_nbd_conn_ended(struct iswi_nbd_conn *conn, int err);
 /* Shuts every connection down and joins its thread. None can be added meanwhile. */
 void iswi_nbd_conns_end(struct iswi_nbd_server *server);
+
+/* ---- nbd_end.c */
+
+/* err: what ended the connection. served: after its handshake. */
+void iswi_nbd_conn_count(struct iswi_nbd_server *server, int err, bool served);
+/* Closes the export, and counts the end. */
+void iswi_nbd_conn_close(struct iswi_nbd_conn *conn, int err);
+/*
+ * server->lock held; closes fd. true: the connection has left conns, and is to be freed when the
+ * lock is free. false: the server stops, and frees what it finds in conns.
+ */
+bool iswi_nbd_conn_leave(struct iswi_nbd_conn *conn);
+void iswi_nbd_conn_free(struct iswi_nbd_conn *conn);
+/* All of that: of a worker's connection. */
+void iswi_nbd_conn_ended(struct iswi_nbd_conn *conn, int err);
 
 /* ---- nbd_listen.c. Ends and joins the listeners. */
 void iswi_nbd_server_unlisten(struct iswi_nbd_server *server);
