@@ -266,7 +266,8 @@ void iswi_nbd_memory_end(struct iswi_nbd_conn *conn);
 int iswi_nbd_memory_turn(struct iswi_nbd_conn *conn, int flags);
 
 /* ---- nbd_worker.c: of a memory-backed server. Its lock is not held unless it says so. */
-int iswi_nbd_workers_start(struct iswi_nbd_server *server);
+/* Control thread, before anybody connects: a second call, or of another server, does nothing. */
+int iswi_nbd_workers_start(struct iswi_nbd_server *server, struct isw_error *error);
 /* Every connection was shut down and none is taken: joins them when those they have are gone. */
 void iswi_nbd_workers_end(struct iswi_nbd_server *server);
 /*

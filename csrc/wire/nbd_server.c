@@ -37,15 +37,9 @@ int iswi_nbd_server_create(const struct iswi_nbd_server_config *config,
 	if (err != 0)
 		goto err_lock;
 	server->workers_stop_fd = -1;
-	if (config->backend->hold != NULL)
-		err = iswi_nbd_workers_start(server);
-	if (err != 0)
-		goto err_fence_lock;
 	*server_out = server;
 	return 0;
 
-err_fence_lock:
-	pthread_mutex_destroy(&server->fence_lock);
 err_lock:
 	pthread_mutex_destroy(&server->lock);
 err_stop_fd:

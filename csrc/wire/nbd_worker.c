@@ -223,7 +223,7 @@ static int start(struct iswi_nbd_server *server, struct iswi_nbd_worker *worker)
 	return err;
 }
 
-int iswi_nbd_workers_start(struct iswi_nbd_server *server)
+static int start_all(struct iswi_nbd_server *server)
 {
 	const uint32_t wanted = processors();
 	int err = 0;
@@ -238,6 +238,20 @@ int iswi_nbd_workers_start(struct iswi_nbd_server *server)
 	if (err != 0)
 		iswi_nbd_workers_end(server);
 	return err;
+}
+
+int iswi_nbd_workers_start(struct iswi_nbd_server *server, struct isw_error *error)
+{
+	int err;
+
+	if (server->config.backend->hold == NULL || server->worker_count > 0)
+		return 0;
+	err = start_all(server);
+	if (err != 0)
+		return iswi_error(error, err,
+				  "the threads that serve connections could not be started: %s",
+				  strerror(-err));
+	return 0;
 }
 
 void iswi_nbd_workers_end(struct iswi_nbd_server *server)
@@ -269,6 +283,8 @@ bool iswi_nbd_worker_take(struct iswi_nbd_conn *conn)
 	struct epoll_event event = {.events = EPOLLIN | EPOLLOUT, .data.ptr = conn};
 	const uint64_t deadline_ns = conn->memory.deadline_ns;
 
+	if (server->worker_count == 0)
+		return false;
 	for (uint32_t i = 1; i < server->worker_count; i++)
 		if (server->workers[i].conn_count < worker->conn_count)
 			worker = &server->workers[i];

@@ -485,30 +485,25 @@ BETWEEN_TEST(test_idle_connection_is_handed_over, set_up(500, true), tear_down()
 
 /* ---- set-up */
 
-/* Each descriptor that the server's start needs is missing once. */
-TEST(test_no_descriptors_for_workers)
+/* An event to end the workers, and a set: each is missing once. */
+TEST_CASES(test_no_descriptors_for_workers, 2, had)
 {
 	const struct iswi_nbd_server_config config = config_of(PATIENT, false);
 	struct rlimit before, limit;
 	struct isw_error error;
-	int lowest = dup(0), err = -EMFILE;
-	unsigned missing;
+	int lowest = dup(0);
 
 	CHECK(lowest >= 0);
 	close(lowest);
+	CHECK_EQ(iswi_nbd_server_create(&config, &server, NULL), 0);
 	CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-	for (missing = 0; err != 0; missing++) {
-		limit = (struct rlimit){.rlim_cur = (rlim_t)lowest + missing,
-					.rlim_max = before.rlim_max};
-		CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-		err = iswi_nbd_server_create(&config, &server, &error);
-		CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
-		if (err != 0) {
-			CHECK_EQ(err, -EMFILE);
-			check_says(error.text, "the NBD server could not be set up");
-		}
-	}
-	CHECK(missing > 3); /* two eventfds and a set */
+	/* One is the server's already. */
+	limit = (struct rlimit){.rlim_cur = (rlim_t)lowest + 1 + had, .rlim_max = before.rlim_max};
+	CHECK_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	CHECK_EQ(iswi_nbd_server_listen_tcp(server, "127.0.0.1", 0, &port, &error), -EMFILE);
+	check_says(error.text, "the threads that serve connections could not be started");
+	CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+	CHECK_EQ(iswi_nbd_server_listen_tcp(server, "127.0.0.1", 0, &port, &error), 0);
 	tear_down();
 	CHECK_EQ(dup(0), lowest);
 	close(lowest);
