@@ -47,9 +47,9 @@ static struct iswi_nbd_conn *conn_alloc(void)
 }
 
 /*
- * server->lock held: the calling thread ends, and has no connection in conns any longer. Returns
- * the one that ended before, to be joined when the lock is free: so one stack at most waits to be
- * freed.
+ * server->hand_lock held: the calling thread ends, and has no connection in conns any longer.
+ * Returns the one that ended before, to be joined when the lock is free: so one stack at most waits
+ * to be freed.
  */
 static struct iswi_nbd_ended thread_ends(struct iswi_nbd_server *server)
 {
@@ -73,13 +73,15 @@ static bool hand_over(struct iswi_nbd_conn *conn, struct iswi_nbd_ended *before_
 
 	if (conn->memory.deadline_ns != 0 && iswi_now_ns() >= conn->memory.deadline_ns)
 		return false;
-	pthread_mutex_lock(&server->lock);
+	pthread_mutex_lock(&server->hand_lock);
 	/* A server that stops joins the threads of the connections that it finds in conns. */
-	taken = !server->stopping && (!lone || server->conn_count > server->worker_count) &&
+	taken = !server->stopping &&
+		(!lone || atomic_load_explicit(&server->conn_count, memory_order_relaxed) >
+				  server->worker_count) &&
 		iswi_nbd_worker_take(conn);
 	if (taken)
 		*before_out = thread_ends(server);
-	pthread_mutex_unlock(&server->lock);
+	pthread_mutex_unlock(&server->hand_lock);
 	return taken;
 }
 
@@ -127,8 +129,11 @@ static void *conn_main(void *opaque)
 	if (iswi_nbd_conn_open(conn) != 0 || serve(conn, &before)) {
 		pthread_mutex_lock(&server->lock);
 		left = iswi_nbd_conn_leave(conn);
-		if (left)
+		if (left) {
+			pthread_mutex_lock(&server->hand_lock);
 			before = thread_ends(server);
+			pthread_mutex_unlock(&server->hand_lock);
+		}
 		pthread_mutex_unlock(&server->lock);
 		if (left)
 			iswi_nbd_conn_free(conn);
@@ -255,7 +260,9 @@ int iswi_nbd_server_connected(struct iswi_nbd_server *server, int fd, struct isw
 void iswi_nbd_conns_end(struct iswi_nbd_server *server)
 {
 	pthread_mutex_lock(&server->lock);
+	pthread_mutex_lock(&server->hand_lock);
 	server->stopping = true;
+	pthread_mutex_unlock(&server->hand_lock);
 	for (uint32_t i = 0; i < server->config.connections_max; i++)
 		if (server->conns[i] != NULL)
 			iswi_nbd_conn_shutdown(server->conns[i]);

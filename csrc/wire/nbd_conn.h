@@ -92,7 +92,7 @@ struct iswi_nbd_tx {
 struct iswi_nbd_conn {
 	struct iswi_nbd_server *server;
 	pthread_t thread;               /* it came with; worker NULL: it still has it */
-	struct iswi_nbd_worker *worker; /* server->lock */
+	struct iswi_nbd_worker *worker; /* server->hand_lock */
 	struct iswi_nbd_conn **place;   /* in server->conns */
 	int fd;                         /* written by who ends it, under server->lock */
 	/*
@@ -125,17 +125,23 @@ struct iswi_nbd_conn {
 };
 
 /*
- * Locks: `lock` is taken last of all; nothing is called with it held. A backend's locks and
- * iswi_nbd_tx.lock are never held together with it. fence_lock comes before the gates, a gate
- * before what submitting takes; nobody holds a gate and asks for fence_lock.
+ * Locks: `lock` is taken last of all but hand_lock; nothing is called with them held. A backend's
+ * locks and iswi_nbd_tx.lock are never held together with it. fence_lock comes before the gates, a
+ * gate before what submitting takes; nobody holds a gate and asks for fence_lock.
  */
 struct iswi_nbd_server {
 	struct iswi_nbd_server_config config;
-	/* conns, conn_count, each conn's fd, and what follows up to ended */
+	/* conns, conn_count, each conn's fd */
 	pthread_mutex_t lock;
 	struct iswi_nbd_conn **conns; /* NULL: the place is free */
-	uint32_t conn_count;          /* that have not ended */
-	bool stopping;                /* set once: destroy frees all conns */
+	atomic_uint conn_count;       /* that have not ended; relaxed without the lock: a hint */
+	/*
+	 * What follows up to ended, worker of each conn, and conn_count of each worker. Taken
+	 * after `lock`, and without it by a thread that hands its connection over: in a flood of
+	 * new connections `lock` is busy, and a connection that is shut down must end soon.
+	 */
+	pthread_mutex_t hand_lock;
+	bool stopping; /* set once: destroy frees all conns */
 	struct iswi_nbd_ended {
 		bool any;
 		pthread_t thread;
@@ -152,7 +158,7 @@ struct iswi_nbd_server {
 		struct iswi_nbd_server *server;
 		pthread_t thread;
 		int epoll_fd;
-		uint32_t conn_count; /* lock */
+		uint32_t conn_count; /* hand_lock */
 		/* Its thread's own. */
 		bool stopping;
 		struct iswi_nbd_link ready;   /* each has a turn next */
@@ -271,8 +277,8 @@ int iswi_nbd_workers_start(struct iswi_nbd_server *server, struct isw_error *err
 /* Every connection was shut down and none is taken: joins them when those they have are gone. */
 void iswi_nbd_workers_end(struct iswi_nbd_server *server);
 /*
- * server->lock held; the export is open. true: a worker serves the connection from here on, and
- * frees it perhaps as soon as the lock is free.
+ * server->hand_lock held; the export is open. true: a worker serves the connection from here on,
+ * and frees it perhaps as soon as the lock is free.
  */
 bool iswi_nbd_worker_take(struct iswi_nbd_conn *conn);
 

@@ -27,16 +27,19 @@ void iswi_nbd_conn_free(struct iswi_nbd_conn *conn)
 bool iswi_nbd_conn_leave(struct iswi_nbd_conn *conn)
 {
 	struct iswi_nbd_server *server = conn->server;
+	bool stopping;
 
 	close(conn->fd);
 	conn->fd = -1;
 	server->conn_count--;
+	pthread_mutex_lock(&server->hand_lock);
 	if (conn->worker != NULL)
 		conn->worker->conn_count--;
-	if (server->stopping)
-		return false;
-	*conn->place = NULL;
-	return true;
+	stopping = server->stopping;
+	pthread_mutex_unlock(&server->hand_lock);
+	if (!stopping)
+		*conn->place = NULL;
+	return !stopping;
 }
 
 void iswi_nbd_conn_ended(struct iswi_nbd_conn *conn, int err)

@@ -160,9 +160,9 @@ static bool is_done(struct iswi_nbd_worker *worker)
 
 	if (!worker->stopping)
 		return false;
-	pthread_mutex_lock(&worker->server->lock);
+	pthread_mutex_lock(&worker->server->hand_lock);
 	done = worker->conn_count == 0;
-	pthread_mutex_unlock(&worker->server->lock);
+	pthread_mutex_unlock(&worker->server->hand_lock);
 	return done;
 }
 

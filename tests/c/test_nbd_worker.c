@@ -432,9 +432,9 @@ static bool has_worker(const struct iswi_nbd_conn *conn)
 {
 	bool has;
 
-	pthread_mutex_lock(&server->lock);
+	pthread_mutex_lock(&server->hand_lock);
 	has = conn->worker != NULL;
-	pthread_mutex_unlock(&server->lock);
+	pthread_mutex_unlock(&server->hand_lock);
 	return has;
 }
 
