@@ -23,11 +23,6 @@ from typing import Final
 from infiniswap.system.block_trace import DISCARD, READ, WRITE, PageEvents
 from infiniswap.units import PAGE_BYTES
 
-_EVENTS_MAX: Final = 400_000
-"""Of more, those of every second, fourth, ... block of pages stand for all of them (Waldspurger et
-al., "Efficient MRC construction with SHARDS", FAST 2015)."""
-_BLOCK_PAGES: Final = 16
-
 STEPS: Final = 40
 """Of a grid of limits, up to the job's peak."""
 _FIRST_SHARE: Final = 0.06
@@ -163,22 +158,18 @@ def misses(events: PageEvents, looks: Sequence[Look]) -> Iterator[Miss]:
         events: of the swap device, while the job ran.
         looks: in order; pages before the first one are left out.
     """
-    every = 1
-    while len(events.pages) > every * _EVENTS_MAX:
-        every *= 2
-    chosen = [place for place, page in enumerate(events.pages) if page // _BLOCK_PAGES % every == 0]
-    pages = _Pages(len(chosen))
+    pages = _Pages(len(events.pages))
     times = [look.at_ns for look in looks]
-    for place in chosen:
-        at = bisect_right(times, events.at_ns[place])
+    each_bytes = PAGE_BYTES * events.every
+    for at_ns, kind, page in zip(events.at_ns, events.kinds, events.pages, strict=True):
+        at = bisect_right(times, at_ns)
         if not at:
             continue
-        look, page, kind = looks[at - 1], events.pages[place], events.kinds[place]
-        each_bytes = PAGE_BYTES * every
+        look = looks[at - 1]
         pages.correct(look.cached_bytes // each_bytes, look.out_bytes // each_bytes)
         if kind == READ:
             needs_bytes = look.limit_bytes + (pages.read(page) + 1) * each_bytes
-            yield Miss(look.limit_bytes, needs_bytes, every)
+            yield Miss(look.limit_bytes, needs_bytes, events.every)
         elif kind == DISCARD:
             pages.discarded(page)
         else:
@@ -252,7 +243,7 @@ class Curve:
 
 def first_of(events: PageEvents, peak_bytes: int) -> First:
     """The pages that went out before the kernel knew what is in use."""
-    most = int(_FIRST_SHARE * peak_bytes / PAGE_BYTES)
+    most = int(_FIRST_SHARE * peak_bytes / PAGE_BYTES / events.every)
     waiting: set[int] = set()
     gone = back = 0
     for kind, page in zip(events.kinds, events.pages, strict=True):
@@ -261,7 +252,7 @@ def first_of(events: PageEvents, peak_bytes: int) -> First:
         if kind == WRITE and gone < most:
             waiting.add(page)
             gone += 1
-    return First(gone, back / gone if gone else 0.0)
+    return First(gone * events.every, back / gone if gone else 0.0)
 
 
 def step_bytes(peak_bytes: int) -> int:

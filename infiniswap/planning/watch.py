@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -118,14 +119,14 @@ class WholeWatch(JobWatch):
 
     def time_at(self, user_s: float) -> float:
         """When it had come that far."""
-        before = Reached(0.0, 0.0)
-        for now in self.progress:
-            if now.user_s >= user_s:
-                wide_s = now.user_s - before.user_s
-                share = (user_s - before.user_s) / wide_s if wide_s else 1.0
-                return before.at_s + (now.at_s - before.at_s) * share
-            before = now
-        return before.at_s
+        place = bisect_left(self.progress, user_s, key=lambda each: each.user_s)
+        before = self.progress[place - 1] if place else Reached(0.0, 0.0)
+        if place == len(self.progress):
+            return before.at_s
+        now = self.progress[place]
+        wide_s = now.user_s - before.user_s
+        share = (user_s - before.user_s) / wide_s if wide_s else 1.0
+        return before.at_s + (now.at_s - before.at_s) * share
 
 
 class LimitedWatch(JobWatch):
@@ -174,7 +175,6 @@ class LimitedWatch(JobWatch):
     def _note(self, cgroup: MemoryCgroup) -> None:
         values = parse_meminfo(read_text(PROC / "meminfo", "cannot read the memory figures"))
         areas = active_areas()
-        self._users.append(self.user_s)
         on_swap = sum(area.used_bytes for area in areas if area.path == self._swap_path)
         cached_bytes = min(on_swap, values.get("SwapCached", 0))
         self._looks.append(
@@ -187,6 +187,7 @@ class LimitedWatch(JobWatch):
                 on_swap - cached_bytes,
             )
         )
+        self._users.append(self.user_s)
 
     def probe(self, events: PageEvents | None) -> Probe | None:
         """What was measured; None: it did not come to a good end.

@@ -65,6 +65,22 @@ def test_more_than_a_ring_holds_is_told_too(devices: list[Path]) -> None:
     assert len(trace.events().pages) == 20 * 1024
 
 
+def test_of_very_many_every_other_block_stands_for_all(
+    devices: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, _ = devices
+    monkeypatch.setattr("infiniswap.system.block_trace._EVENTS_MAX", 700)
+    with BlockTrace(mine.stat().st_rdev) as trace:
+        _copy("/dev/zero", str(mine), "count=512", "oflag=direct")
+        subprocess.run(["blkdiscard", str(mine)], check=True, timeout=60)
+    found = trace.events()
+    written = [page for kind, page in zip(found.kinds, found.pages, strict=True) if kind == WRITE]
+    gone = [page for kind, page in zip(found.kinds, found.pages, strict=True) if kind == DISCARD]
+    assert found.every > 1
+    assert written == [page for page in range(1024) if page // 16 % found.every == 0]
+    assert sorted(gone) == written
+
+
 def test_who_may_not_trace_is_told(devices: list[Path]) -> None:
     code = f"""
 import os
