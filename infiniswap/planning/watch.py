@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -200,7 +201,12 @@ class LimitedWatch(JobWatch):
             return None
         if events is not None and events.lost:
             events = None
-        looks = self._with_work()
+        lifted_s = self._lifted_user_s if self.lifted_s else None
+        work = work_of(self._users, self.user_s, self._whole.user_s, lifted_s)
+        looks = tuple(
+            replace(look, work_s=self._whole.time_at(user_s))
+            for look, user_s in zip(self._looks, work, strict=True)
+        )
         pages = () if events is None else tuple(misses(events, looks))
         lifted = next((look for look in looks if look.limit_bytes == self._all_bytes), None)
         return Probe(
@@ -214,24 +220,23 @@ class LimitedWatch(JobWatch):
             first_of(events, self._whole.peak_bytes) if events else First(),
         )
 
-    def _with_work(self) -> tuple[Look, ...]:
-        """The looks, with the work that was done by then.
 
-        A job that pages takes more processor time for the same work, as its caches are cold. What
-        it took without a limit, at the end, is compared with the end of the first run, and the
-        rest is what it did with one.
-        """
-        whole_s = self._whole.user_s
-        free_s = self.user_s - self._lifted_user_s if self.lifted_s else 0.0
-        limited_s = self.user_s - free_s
-        done_s = max(0.0, whole_s - free_s)
-        share = done_s / limited_s if limited_s else 1.0
-        return tuple(
-            replace(
-                look,
-                work_s=self._whole.time_at(
-                    user_s * share if user_s <= limited_s else done_s + user_s - limited_s
-                ),
-            )
-            for look, user_s in zip(self._looks, self._users, strict=True)
-        )
+def work_of(
+    user_s: Sequence[float], end_s: float, whole_s: float, lifted_s: float | None
+) -> list[float]:
+    """Processor time that the first run had taken when it had done as much.
+
+    A job that pages takes more processor time for the same work, as its caches are cold. What the
+    second run took without a limit, at its end, is compared with the end of the first run. The rest
+    is what it did with a limit.
+
+    Args:
+        user_s: processor time of the second run, at each look.
+        end_s: and at its end.
+        whole_s: of the first run at its end.
+        lifted_s: of the second run when its limit was taken away; None: it was not.
+    """
+    limited_s = end_s if lifted_s is None else lifted_s
+    done_s = max(0.0, whole_s - (end_s - limited_s))
+    share = done_s / limited_s if limited_s else 1.0
+    return [now_s * share if now_s <= limited_s else done_s + now_s - limited_s for now_s in user_s]
