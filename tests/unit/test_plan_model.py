@@ -201,6 +201,19 @@ def test_however_high_the_limit_some_of_the_first_pages_come_back() -> None:
     assert curve.at(PEAK) == 0.0
 
 
+def test_below_the_lowest_limit_the_curve_goes_on_as_steeply() -> None:
+    looks = [Look(0, 0.0, PEAK // 2, PEAK, 0, 0), Look(1, 1.0, PEAK // 2, PEAK, 0, 0)]
+    found = [Miss(PEAK // 2, PEAK * share // 100, 10.0) for share in range(51, 100)]
+    curve = Curve(found, looks, PEAK)
+    assert curve.at(PEAK // 4) == pytest.approx(curve.at(PEAK // 2) * 1.5, rel=0.05)
+
+
+def test_what_comes_back_when_there_is_no_limit_does_not_count() -> None:
+    looks = [Look(0, 0.0, PEAK // 2, PEAK, 0, 0), Look(1, 1.0, 2 * PEAK, PEAK, 0, 0)]
+    found = [Miss(PEAK // 2, PEAK * 6 // 10, 10.0), Miss(2 * PEAK, 3 * PEAK, 70.0)]
+    assert Curve(found, looks, PEAK).at(PEAK // 2) == 10.0
+
+
 # ---------------------------------------------------------------------------- prediction
 
 MISSES = st.lists(
