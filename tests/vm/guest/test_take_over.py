@@ -17,6 +17,7 @@ pytestmark = pytest.mark.timeout(7200)
 Count = Callable[[int, int], int]
 
 
+@pytest.mark.full  # half an hour beside the other tests; test_ublk_succession.py has its parts
 @pytest.mark.parametrize("frontend", ["ublk"], indirect=True)
 def test_no_page_is_wrong_after_each_kill(
     frontend: str, cluster: Cluster, job: StartJob, count: Count
