@@ -35,8 +35,7 @@ def test_no_page_is_wrong_after_each_kill_on_older_kernels_too(
 
 
 def kill_all(frontend: str, cluster: Cluster, job: StartJob, count: Count) -> None:
-    """Kills the device's process, a donor, and both at once, while a job swaps: once each in every
-    run (`.ci/run`), 20 times each in a full one."""
+    """Kills the device's process, a donor, and both at once, while a job swaps, 20 times each."""
     cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
     cluster.donor()
     cluster.donor()
