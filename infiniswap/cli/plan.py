@@ -35,7 +35,6 @@ _UNSURE_NOTE: Final = (
 )
 _SURE_SHARE: Final = 0.9
 _LOWEST: Final = 25
-_LIMIT_BYTES_MIN: Final = 16 * 2**20
 _DISK_ONLY_BYTES: Final = 2**30
 _OPTIONS: Final = (
     *("config", "donors", "secret_file", "frontend", "backup", "transport", "slab", "tenant"),
@@ -298,6 +297,7 @@ class _Planning:
         from infiniswap.planning import history
         from infiniswap.planning.prediction import Model, fit, measured
         from infiniswap.planning.report import Planned
+        from infiniswap.planning.watch import LIMIT_BYTES_MIN
 
         assert whole.summary is not None
         elapsed_s, peak = whole.summary.elapsed_s, whole.peak_bytes
@@ -310,7 +310,7 @@ class _Planning:
             history.add(self._past, measured(elapsed_s, probe))
             if model.from_history > _UNSURE and any(each.page_ins for each in model.points()):
                 notes.append(_UNSURE_NOTE)
-            lowest = max(peak * _LOWEST // 100, _LIMIT_BYTES_MIN) // 2**20 * 2**20
+            lowest = max(peak * _LOWEST // 100, LIMIT_BYTES_MIN) // 2**20 * 2**20
             best = model.at(max(model.smallest(args.slowdown).limit_bytes, lowest))
         return Planned(
             command=shlex.join(self._request.command),

@@ -35,7 +35,7 @@ _ENDS: Final = 2.0
 """After so many times that it is ended: something else is slow."""
 
 _ASKS_S: Final = 5.0
-"""For so long without a break a job that wants its user's input is waited for."""
+"""A job that waits for its user's input for so long, without a break, is ended."""
 
 
 class JobWatch:
@@ -162,9 +162,10 @@ class LimitedWatch(JobWatch):
     def look(self, cgroup: MemoryCgroup) -> bool:
         """Notes what there is, and takes the limit away when it is time."""
         super().look(cgroup)
-        lost_s = self.at_s - self._whole.time_at(self.user_s)
+        work_s = self._whole.time_at(self.user_s)
+        lost_s = self.at_s - work_s
         with contextlib.suppress(InfiniswapError):  # the job is ending
-            self._note(cgroup)
+            self._note(cgroup, work_s)
             if lost_s >= _LOSES_MAX * self._whole_s and not self.lifted_s:
                 cgroup.set_limit(self._all_bytes)
                 self._limit_now_bytes = self._all_bytes
@@ -173,7 +174,7 @@ class LimitedWatch(JobWatch):
         self.cut = lost_s >= _ENDS * _LOSES_MAX * self._whole_s
         return self.cut
 
-    def _note(self, cgroup: MemoryCgroup) -> None:
+    def _note(self, cgroup: MemoryCgroup, work_s: float) -> None:
         values = parse_meminfo(read_text(PROC / "meminfo", "cannot read the memory figures"))
         areas = active_areas()
         on_swap = sum(area.used_bytes for area in areas if area.path == self._swap_path)
@@ -181,7 +182,7 @@ class LimitedWatch(JobWatch):
         self._looks.append(
             Look(
                 time.monotonic_ns(),
-                self._whole.time_at(self.user_s),
+                work_s,
                 self._limit_now_bytes,
                 cgroup_needs(cgroup.path, cgroup.version),
                 cached_bytes,

@@ -119,8 +119,10 @@ class BlockTrace:
 
     def __enter__(self) -> Self:
         try:
-            for processor in _online():
-                self._rings.append(_Ring(self._layout, processor, self._filter))
+            online = _online()
+            ring_bytes = max(MIB, 1 << (_RINGS_BYTES // len(online)).bit_length() - 1)
+            for processor in online:
+                self._rings.append(_Ring(self._layout, processor, self._filter, ring_bytes))
         except BaseException:
             self._close()
             raise
@@ -193,7 +195,7 @@ class BlockTrace:
 class _Ring:
     """What one processor has queued."""
 
-    def __init__(self, layout: _Layout, processor: int, filter_: str) -> None:
+    def __init__(self, layout: _Layout, processor: int, filter_: str, ring_bytes: int) -> None:
         attributes = bytearray(_ATTR_BYTES)
         start = (_TRACEPOINT, _ATTR_BYTES, layout.number, 1, _RAW_AND_TIME)
         struct.pack_into("<IIQQQ", attributes, 0, *start)
@@ -205,7 +207,7 @@ class _Ring:
         self._fd = self._library.syscall(number, buffer, -1, processor, -1, _CLOSE_ON_EXEC)
         if self._fd < 0:
             raise _refusal()
-        self._bytes = _ring_bytes()
+        self._bytes = ring_bytes
         try:
             self._map = mmap.mmap(self._fd, PAGE_BYTES + self._bytes)
             text = ctypes.create_string_buffer(filter_.encode())
@@ -245,11 +247,6 @@ class _Ring:
         os.close(self._fd)
 
 
-def _ring_bytes() -> int:
-    share = _RINGS_BYTES // len(_online())
-    return max(MIB, 1 << share.bit_length() - 1)
-
-
 def _online() -> list[int]:
     text = read_text(_ONLINE, "cannot tell the processors of this host")
     ranges = [part.split("-") for part in text.strip().split(",")]
@@ -272,13 +269,6 @@ def _layout() -> _Layout:
             r"field:[^;]*?\b(\w+)(?:\[\d+\])?;\s*offset:(\d+);\s*size:(\d+);", text
         )
     }
-    try:
-        assert number is not None
-        return _Layout(
-            int(number[1]),
-            places["sector"][0],
-            places["nr_sector"][0],
-            *places["rwbs"],
-        )
-    except (AssertionError, KeyError):
-        raise UnavailableError("this kernel does not tell what block devices do") from None
+    if number is None or not {"sector", "nr_sector", "rwbs"} <= places.keys():
+        raise UnavailableError("this kernel does not tell what block devices do")
+    return _Layout(int(number[1]), places["sector"][0], places["nr_sector"][0], *places["rwbs"])
