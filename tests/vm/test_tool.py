@@ -112,6 +112,32 @@ def test_machines_reach_each_other_by_name() -> None:
     assert sorted(done.stdout.splitlines()) == [f"h{n}: I am h{n}" for n in (1, 2, 3)]
 
 
+_WATCHES_ITS_CLOCK = """
+import sys, time
+print("ready", flush=True)
+longest, last, end = 0.0, time.monotonic(), time.monotonic() + 5
+while last < end:
+    now = time.monotonic()
+    longest, last = max(longest, now - last), now
+print(longest)
+"""
+
+
+@pytest.mark.full
+def test_an_emulated_guest_that_gets_no_processor_time_sees_none_pass() -> None:
+    stopped_s = 4.0
+    argv = [TOOL, "--accel", "tcg", "--", sys.executable, "-c", _WATCHES_ITS_CLOCK]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as tool:
+        assert tool.stdout is not None
+        assert tool.stdout.readline() == b"ready\n"
+        (child,) = children(tool.pid)
+        os.kill(child, signal.SIGSTOP)
+        time.sleep(stopped_s)
+        os.kill(child, signal.SIGCONT)
+        assert float(tool.stdout.readline()) < stopped_s / 2
+        assert tool.wait(WAIT_S) == 0
+
+
 _SAMPLE = """
 import os, sys, pytest
 

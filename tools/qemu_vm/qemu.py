@@ -22,6 +22,12 @@ _APPEND = (
 # The first cpuset and the end of the last patch a branch in the page allocator of the running
 # kernel, for which TCG has processors meet an int3 that is nobody's: an oops, now and then.
 
+_ICOUNT = "shift=1,sleep=on,align=off"
+# The clock of an emulated machine counts its instructions, 2 ns each (it executes some hundred
+# million a second), so one that gets no processor time does not see its time limits pass. An idle
+# one goes by the host's clock (sleep), as what it waits for does. Its processors take turns then
+# (thread=single), and the whole costs no more of the host's than one thread for each.
+
 PROBE_STATUS = 3
 """What the guest writes to the exit device is shifted left, and one is added."""
 
@@ -66,7 +72,7 @@ def _base(accel: str, kernel: Kernel, initrd: Path, append: str) -> list[str]:
     else:
         # QEMU 7.2 now and then takes rax for the flags after a cmpxchg16b, which sets the flag of
         # virtual 8086 mode: a double fault in kmem_cache_alloc(). Linux does without it.
-        argv += ["-accel", "tcg,thread=multi", "-cpu", "max,cx16=off"]
+        argv += ["-accel", "tcg,thread=single", "-icount", _ICOUNT, "-cpu", "max,cx16=off"]
     argv += ["-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-monitor", "none"]
     argv += ["-kernel", str(kernel.image), "-initrd", str(initrd)]
     argv += ["-append", f"{_APPEND} {append}"]
