@@ -34,6 +34,7 @@ _PROGRAMS = (
     "test_nbd_async",
     "test_nbd_fence",
     "test_nbd_share",
+    "test_nbd_worker",
 )
 _SKIPPED = 77
 _TEST_S_MAX = 120.0

@@ -57,6 +57,7 @@ static int create_server(isw_store *store, struct isw_error *error)
 		.connections_per_host_max = store->config.connections_per_host_max,
 		.handshake_ms_max = store->config.handshake_ms_max,
 		.send_ms_max = store->config.send_ms_max,
+		.lone_threads = true,
 	};
 
 	return iswi_nbd_server_create(&config, &store->server, error);

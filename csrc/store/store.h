@@ -220,7 +220,7 @@ void iswi_lease_enter(struct iswi_lease *lease);
 void iswi_lease_leave(struct iswi_lease *lease);
 /* No lock held; blocks: the rest of a destroyed lease at that place, if it is stuck. */
 void iswi_lease_destroy_again(struct isw_store *store, uint32_t number);
-/* Shuts down each of its connections, whose threads then end. */
+/* Shuts down each of its connections, which then end. */
 void iswi_lease_shut(struct iswi_lease *lease);
 /* No request holds the slot. Its slab becomes dirty. */
 void iswi_slot_empty(struct iswi_lease *lease, struct iswi_slot *slot);

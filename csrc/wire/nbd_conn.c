@@ -15,13 +15,6 @@
 #define KEEPALIVE_INTERVAL_S 5
 #define KEEPALIVE_PROBES     3
 
-/* Who closed a connection, and is that worth counting? */
-static void count_end(struct iswi_nbd_server *server, int err, bool served)
-{
-	if (err == -EPROTO || (err == -ETIMEDOUT && !served))
-		iswi_count(&server->protocol_errors, 1);
-}
-
 static int open_default(struct iswi_nbd_conn *conn)
 {
 	const struct iswi_nbd_server_config *config = &conn->server->config;
@@ -29,23 +22,15 @@ static int open_default(struct iswi_nbd_conn *conn)
 	return config->backend->open(config->ctx, "", 0, conn, &conn->export);
 }
 
-void iswi_nbd_conn_run(struct iswi_nbd_conn *conn)
+int iswi_nbd_conn_open(struct iswi_nbd_conn *conn)
 {
-	struct iswi_nbd_server *server = conn->server;
 	int err = conn->in_transmission ? open_default(conn) : iswi_nbd_handshake(conn);
-	const bool served = err == 0;
 
-	if (served) {
+	if (err == 0)
 		conn->handshake_end_ns = 0;
-		/* For a request half there; between requests a client may be silent for ever. */
-		err = iswi_nbd_set_timeout(conn->fd, SO_RCVTIMEO,
-					   (uint64_t)server->config.send_ms_max * 1000000u);
-		if (err == 0)
-			err = server->config.backend->hold != NULL ? iswi_nbd_memory_serve(conn)
-								   : iswi_nbd_async_serve(conn);
-		server->config.backend->close(server->config.ctx, &conn->export, conn);
-	}
-	count_end(server, err, served);
+	else
+		iswi_nbd_conn_count(conn->server, err, false);
+	return err;
 }
 
 /* A mapping of its own: freed, it is the host's again, which a heap full of gaps would keep. */
@@ -61,43 +46,100 @@ static struct iswi_nbd_conn *conn_alloc(void)
 	return memory;
 }
 
-static void conn_free(struct iswi_nbd_conn *conn)
+/*
+ * server->hand_lock held: the calling thread ends, and has no connection in conns any longer.
+ * Returns the one that ended before, to be joined when the lock is free: so one stack at most waits
+ * to be freed.
+ */
+static struct iswi_nbd_ended thread_ends(struct iswi_nbd_server *server)
 {
-	munmap(conn, sizeof(*conn));
+	struct iswi_nbd_ended before = server->ended;
+
+	server->ended = (struct iswi_nbd_ended){.any = true, .thread = pthread_self()};
+	return before;
 }
 
 /*
- * Each thread that ends frees its connection and joins the thread that ended before it, so one
- * stack at most waits to be freed. A server that stops joins and frees what it finds in conns.
+ * Whether a worker has the connection from here on. A worker waits for its sockets before it
+ * receives, which a lone connection would notice: so as long as there is a processor for each
+ * connection they keep the threads they came with. One whose client is late ends where it is: a
+ * worker would give the client more time.
  */
+static bool hand_over(struct iswi_nbd_conn *conn, struct iswi_nbd_ended *before_out)
+{
+	struct iswi_nbd_server *server = conn->server;
+	const bool lone = server->config.lone_threads;
+	bool taken;
+
+	if (conn->memory.deadline_ns != 0 && iswi_now_ns() >= conn->memory.deadline_ns)
+		return false;
+	pthread_mutex_lock(&server->hand_lock);
+	/* A server that stops joins the threads of the connections that it finds in conns. */
+	taken = !server->stopping &&
+		(!lone || atomic_load_explicit(&server->conn_count, memory_order_relaxed) >
+				  server->worker_count) &&
+		iswi_nbd_worker_take(conn);
+	if (taken)
+		*before_out = thread_ends(server);
+	pthread_mutex_unlock(&server->hand_lock);
+	return taken;
+}
+
+/* false: a worker goes on with the connection, which may be gone already. */
+static bool serve_memory(struct iswi_nbd_conn *conn, struct iswi_nbd_ended *before_out)
+{
+	int result;
+
+	iswi_nbd_memory_begin(conn);
+	do {
+		if (hand_over(conn, before_out))
+			return false;
+		result = iswi_nbd_memory_turn(conn, 0);
+	} while (result > 0);
+	iswi_nbd_memory_end(conn);
+	iswi_nbd_conn_close(conn, result);
+	return true;
+}
+
+/* Likewise. */
+static bool serve(struct iswi_nbd_conn *conn, struct iswi_nbd_ended *before_out)
+{
+	const struct iswi_nbd_server_config *config = &conn->server->config;
+	/* For a request half there; between requests a client may be silent for ever. */
+	int err = iswi_nbd_set_timeout(conn->fd, SO_RCVTIMEO,
+				       (uint64_t)config->send_ms_max * 1000000u);
+
+	if (err == 0 && config->backend->hold != NULL)
+		return serve_memory(conn, before_out);
+	if (err == 0)
+		err = iswi_nbd_async_serve(conn);
+	iswi_nbd_conn_close(conn, err);
+	return true;
+}
+
 static void *conn_main(void *opaque)
 {
 	struct iswi_nbd_conn *conn = opaque;
 	struct iswi_nbd_server *server = conn->server;
-	bool stopping, has_before;
-	pthread_t before;
+	struct iswi_nbd_ended before = {.any = false};
+	bool left;
 
 	if (server->config.urgent)
 		iswi_thread_urgent();
-	iswi_nbd_conn_run(conn);
-	pthread_mutex_lock(&server->lock);
-	close(conn->fd);
-	conn->fd = -1;
-	server->conn_count--;
-	stopping = server->stopping;
-	has_before = server->has_ended;
-	before = server->ended;
-	if (!stopping) {
-		*conn->place = NULL;
-		server->has_ended = true;
-		server->ended = conn->thread;
+	if (iswi_nbd_conn_open(conn) != 0 || serve(conn, &before)) {
+		pthread_mutex_lock(&server->lock);
+		left = iswi_nbd_conn_leave(conn);
+		if (left) {
+			pthread_mutex_lock(&server->hand_lock);
+			before = thread_ends(server);
+			pthread_mutex_unlock(&server->hand_lock);
+		}
+		pthread_mutex_unlock(&server->lock);
+		if (left)
+			iswi_nbd_conn_free(conn);
 	}
-	pthread_mutex_unlock(&server->lock);
-	if (stopping)
-		return NULL;
-	conn_free(conn);
-	if (has_before)
-		pthread_join(before, NULL);
+	if (before.any)
+		pthread_join(before.thread, NULL);
 	return NULL;
 }
 
@@ -152,7 +194,7 @@ static bool host_is_full(const struct iswi_nbd_server *server, const unsigned ch
 void iswi_nbd_conn_init(struct iswi_nbd_conn *conn, struct iswi_nbd_server *server, int fd)
 {
 	/* Not all of it: what is received first lands in rx, what is sent first in the union. */
-	memset(conn, 0, offsetof(struct iswi_nbd_conn, batch));
+	memset(conn, 0, offsetof(struct iswi_nbd_conn, memory));
 	conn->rx_head = conn->rx_tail = 0;
 	conn->server = server;
 	conn->fd = fd;
@@ -192,7 +234,7 @@ static int add_conn(struct iswi_nbd_server *server, int fd, const unsigned char 
 	return 0;
 
 err_conn:
-	conn_free(conn);
+	iswi_nbd_conn_free(conn);
 err_refused:
 	pthread_mutex_unlock(&server->lock);
 	iswi_count(&server->connections_refused, 1);
@@ -218,18 +260,22 @@ int iswi_nbd_server_connected(struct iswi_nbd_server *server, int fd, struct isw
 void iswi_nbd_conns_end(struct iswi_nbd_server *server)
 {
 	pthread_mutex_lock(&server->lock);
+	pthread_mutex_lock(&server->hand_lock);
 	server->stopping = true;
+	pthread_mutex_unlock(&server->hand_lock);
 	for (uint32_t i = 0; i < server->config.connections_max; i++)
 		if (server->conns[i] != NULL)
 			iswi_nbd_conn_shutdown(server->conns[i]);
 	pthread_mutex_unlock(&server->lock);
+	iswi_nbd_workers_end(server);
 	/* Threads that left conns before join each other, but for the last of them. */
-	if (server->has_ended)
-		pthread_join(server->ended, NULL);
+	if (server->ended.any)
+		pthread_join(server->ended.thread, NULL);
 	for (uint32_t i = 0; i < server->config.connections_max; i++) {
 		if (server->conns[i] == NULL)
 			continue;
-		pthread_join(server->conns[i]->thread, NULL);
-		conn_free(server->conns[i]);
+		if (server->conns[i]->worker == NULL)
+			pthread_join(server->conns[i]->thread, NULL);
+		iswi_nbd_conn_free(server->conns[i]);
 	}
 }

@@ -97,8 +97,7 @@ int iswi_nbd_rx_need(struct iswi_nbd_conn *conn, size_t bytes)
 	return 0;
 }
 
-/* Takes up to `bytes` out of rx; data NULL: drops them. */
-static size_t take_buffered(struct iswi_nbd_conn *conn, void *data, size_t bytes)
+size_t iswi_nbd_rx_take(struct iswi_nbd_conn *conn, void *data, size_t bytes)
 {
 	size_t taken = ISWI_MIN(bytes, iswi_nbd_rx_available(conn));
 
@@ -111,7 +110,7 @@ static size_t take_buffered(struct iswi_nbd_conn *conn, void *data, size_t bytes
 int iswi_nbd_rx_copy(struct iswi_nbd_conn *conn, void *data, size_t bytes)
 {
 	char *at = data;
-	size_t taken = take_buffered(conn, at, bytes);
+	size_t taken = iswi_nbd_rx_take(conn, at, bytes);
 	uint64_t end_ns = 0;
 
 	at += taken;
@@ -141,7 +140,7 @@ int iswi_nbd_rx_skip(struct iswi_nbd_conn *conn, size_t bytes)
 {
 	uint64_t end_ns = 0;
 
-	bytes -= take_buffered(conn, NULL, bytes);
+	bytes -= iswi_nbd_rx_take(conn, NULL, bytes);
 	while (bytes > 0) {
 		struct iovec iov = {.iov_base = conn->rx, .iov_len = RX_BYTES};
 		ssize_t got = receive(conn, &iov, 1, &end_ns);
@@ -150,7 +149,7 @@ int iswi_nbd_rx_skip(struct iswi_nbd_conn *conn, size_t bytes)
 			return (int)got;
 		conn->rx_head = 0;
 		conn->rx_tail = (size_t)got;
-		bytes -= take_buffered(conn, NULL, bytes);
+		bytes -= iswi_nbd_rx_take(conn, NULL, bytes);
 	}
 	return 0;
 }
@@ -168,19 +167,34 @@ unsigned iswi_nbd_iov_advance(struct iovec *iov, unsigned iov_count, size_t byte
 	return used;
 }
 
+ssize_t iswi_nbd_send_some(struct iswi_nbd_conn *conn, struct iovec *iov, unsigned iov_count,
+			   size_t bytes_max, int flags)
+{
+	struct msghdr message = {.msg_iov = iov};
+	size_t bytes = 0, beyond;
+	ssize_t sent;
+
+	while (message.msg_iovlen < iov_count && bytes < bytes_max)
+		bytes += iov[message.msg_iovlen++].iov_len;
+	beyond = bytes - ISWI_MIN(bytes, bytes_max);
+	iov[message.msg_iovlen - 1].iov_len -= beyond;
+	do
+		sent = sendmsg(conn->fd, &message, MSG_NOSIGNAL | flags);
+	while (sent < 0 && errno == EINTR);
+	iov[message.msg_iovlen - 1].iov_len += beyond;
+	if (sent < 0)
+		return errno == EWOULDBLOCK ? -EAGAIN : -errno;
+	return sent;
+}
+
 int iswi_nbd_send_all(struct iswi_nbd_conn *conn, struct iovec *iov, unsigned iov_count)
 {
 	while (iov_count > 0) {
-		struct msghdr message = {.msg_iov = iov, .msg_iovlen = iov_count};
-		ssize_t sent = sendmsg(conn->fd, &message, MSG_NOSIGNAL);
+		ssize_t sent = iswi_nbd_send_some(conn, iov, iov_count, SIZE_MAX, 0);
 		unsigned used;
 
-		if (sent < 0) {
-			if (errno == EINTR)
-				continue;
-			/* SO_SNDTIMEO ran out and nothing moved in all that time. */
-			return errno == EAGAIN || errno == EWOULDBLOCK ? -ETIMEDOUT : -errno;
-		}
+		if (sent < 0) /* -EAGAIN: SO_SNDTIMEO ran out and nothing moved in all that time */
+			return sent == -EAGAIN ? -ETIMEDOUT : (int)sent;
 		used = iswi_nbd_iov_advance(iov, iov_count, (size_t)sent);
 		iov += used;
 		iov_count -= used;

@@ -198,6 +198,9 @@ int iswi_nbd_server_listen_tcp(struct iswi_nbd_server *server, const char *host,
 	char service[8];
 	int count, err;
 
+	err = iswi_nbd_workers_start(server, error);
+	if (err != 0)
+		return err;
 	snprintf(service, sizeof(service), "%u", port);
 	err = getaddrinfo(host, service, &hints, &addresses);
 	if (err != 0)
@@ -278,6 +281,9 @@ int iswi_nbd_server_listen_unix(struct iswi_nbd_server *server, const char *path
 				  "a socket's path has 1 to %zu bytes; this is not one: %s",
 				  sizeof(address.sun_path) - 1, path);
 	strcpy(address.sun_path, path);
+	err = iswi_nbd_workers_start(server, error);
+	if (err != 0)
+		return err;
 	copy = strdup(path);
 	if (copy == NULL)
 		return iswi_error(error, -ENOMEM, "no memory for the socket %s", path);

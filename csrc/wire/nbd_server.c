@@ -36,9 +36,15 @@ int iswi_nbd_server_create(const struct iswi_nbd_server_config *config,
 	err = -pthread_mutex_init(&server->fence_lock, NULL);
 	if (err != 0)
 		goto err_lock;
+	err = -pthread_mutex_init(&server->hand_lock, NULL);
+	if (err != 0)
+		goto err_fence_lock;
+	server->workers_stop_fd = -1;
 	*server_out = server;
 	return 0;
 
+err_fence_lock:
+	pthread_mutex_destroy(&server->fence_lock);
 err_lock:
 	pthread_mutex_destroy(&server->lock);
 err_stop_fd:
@@ -57,6 +63,7 @@ void iswi_nbd_server_destroy(struct iswi_nbd_server *server)
 		return;
 	iswi_nbd_server_unlisten(server); /* from here on nothing is added to conns */
 	iswi_nbd_conns_end(server);
+	pthread_mutex_destroy(&server->hand_lock);
 	pthread_mutex_destroy(&server->fence_lock);
 	pthread_mutex_destroy(&server->lock);
 	close(server->stop_fd);

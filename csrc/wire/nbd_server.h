@@ -5,9 +5,13 @@
  * hands, checks every request against the export's bounds and answers; a backend says what the
  * exports are.
  *
- * One thread per connection. It receives as much as there is, serves every complete request of
- * it, answers them with one gathered send, and only then waits again. A connection that breaks
- * the protocol is closed and counted; a request that is well-formed and wrong gets an error.
+ * Whoever serves a connection receives as much as there is, serves every complete request of it,
+ * answers them with one gathered send, and only then waits again. A connection that breaks the
+ * protocol is closed and counted; a request that is well-formed and wrong gets an error.
+ *
+ * Each connection comes with a thread, which shakes hands. With asynchronous exports that thread
+ * serves it to its end. Memory-backed connections share a worker for each processor, once there
+ * are more of them than processors (nbd_worker.c).
  */
 #ifndef ISWI_NBD_SERVER_H
 #define ISWI_NBD_SERVER_H
@@ -70,7 +74,9 @@ struct iswi_nbd_request {
 /*
  * What the exports are. Memory-backed: hold and release. Asynchronous: take, submit, give, crowds.
  * Exactly one of the two sets is there. ctx is iswi_nbd_server_config.ctx. Unless it says
- * otherwise a member is called on a connection's thread, with no lock of the server held.
+ * otherwise a member is called on the thread that serves the connection, with no lock of the server
+ * held. Of a memory-backed server that thread serves others too: nobody holds a lock that hold,
+ * release or close takes while waiting for a connection to end.
  */
 struct iswi_nbd_backend {
 	/* Optional: the name that LIST shows. NULL: LIST answers an empty list, names are secrets.
@@ -129,6 +135,11 @@ struct iswi_nbd_server_config {
 	 * flight there again on another one. From then on no request of the first is submitted.
 	 */
 	bool fenced;
+	/*
+	 * For memory-backed exports: as long as there is a processor for each connection they keep
+	 * the threads they came with. Otherwise workers serve them all.
+	 */
+	bool lone_threads;
 	bool urgent; /* who waits for an answer may wait for memory: iswi_thread_urgent() */
 	/*
 	 * An answer that moves no byte for this long; answers that still wait for a slow client
@@ -170,8 +181,8 @@ void iswi_nbd_server_destroy(struct iswi_nbd_server *server);
 void iswi_nbd_server_stats(struct iswi_nbd_server *server, struct iswi_nbd_server_stats *stats_out);
 
 /*
- * Any thread, does not wait, takes no lock: the connection serves no further request and its
- * thread ends soon. Only between open and close.
+ * Any thread, does not wait, takes no lock: the connection serves no further request and
+ * ends soon. Only between open and close.
  */
 void iswi_nbd_conn_shutdown(struct iswi_nbd_conn *conn);
 /* Any thread, does not wait. error: 0 or -errno. The request belongs to the server until give. */

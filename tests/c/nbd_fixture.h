@@ -158,6 +158,7 @@ static inline void hear_close(int fd)
 {
 	char bytes[4096];
 
+	errno = 0; /* which the end of a stream leaves as it was */
 	while (recv(fd, bytes, sizeof(bytes), 0) > 0)
 		;
 	CHECK(errno != EAGAIN);

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Requests to an export whose bytes lie in memory: right ones, wrong ones, and broken streams. */
+/*
+ * Requests to an export whose bytes lie in memory: right ones, wrong ones, and broken streams. All
+ * of it twice: workers serve every connection, or some keep threads of their own.
+ */
+#define OWN_MAIN
 #include "nbd_memory_fixture.h"
+
+static bool lone_threads;
 
 static void set_up(uint32_t send_ms)
 {
@@ -10,6 +16,7 @@ static void set_up(uint32_t send_ms)
 		.connections_per_host_max = PLACES - 1,
 		.handshake_ms_max = WAIT_S * 1000,
 		.send_ms_max = send_ms,
+		.lone_threads = lone_threads,
 	});
 }
 
@@ -351,4 +358,11 @@ SERVED_TEST(test_an_ipv6_host_counts_by_its_network)
 	}
 	CHECK_EQ(server_stats().connections_refused, 1);
 	close_all(fds);
+}
+
+int main(void)
+{
+	run_tests();
+	lone_threads = true;
+	return run_tests();
 }

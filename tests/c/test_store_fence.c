@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The fence: who still holds a slab when it is taken away, and that nobody else's bytes are ever
- * seen, or written, because of it.
+ * seen, or written, because of it. All of it twice: connections that are few have threads of their
+ * own, or workers serve them all the same.
  */
+#define OWN_MAIN
 #include <stdatomic.h>
 
 #include "store/store.h"
 #include "store_fixture.h"
 #include "util/util.h"
+#include "wire/nbd_conn.h"
 
 #define SMALL_BYTES 65536u
 #define LARGE_BYTES (8u << 20) /* more than loopback takes in for a client that does not read */
+
+static bool lone_threads = true;
 
 /* A store with one lease, and a slab there that a thread may take away. */
 static struct leased leased;
@@ -20,6 +25,7 @@ static pthread_t thread;
 static void begin(uint32_t bytes, uint32_t slabs, uint32_t slots)
 {
 	set_up(bytes, slabs);
+	store->server->config.lone_threads = lone_threads;
 	leased = lease_slots(slots);
 	mapped = map_slab(leased.lease);
 }
@@ -346,6 +352,7 @@ TEST(test_fence_alone)
 	struct leased leased;
 	char nobody; /* stands for a connection. Were one shut without need, it would show */
 
+	atomic_store(&fence_ending, false);
 	set_up(ISW_PAGE_BYTES, 1);
 	leased = lease_slots(1);
 	for (unsigned i = 0; i < ISWI_ARRAY_LEN(holders); i++) {
@@ -487,6 +494,9 @@ TEST(test_tenants_never_meet)
 	uint32_t random = 12345;
 
 	set_up(SMALL_BYTES, HAMMER_SLABS);
+	store->server->config.lone_threads = lone_threads;
+	memset(&landlord, 0, sizeof(landlord));
+	reads = refusals = 0;
 	pthread_mutex_init(&landlord.lock, NULL);
 	atomic_init(&landlord.ending, false);
 	for (unsigned i = 0; i < 2; i++)
@@ -511,4 +521,11 @@ TEST(test_tenants_never_meet)
 		pthread_join(tenants[i].thread, NULL);
 	tear_down();
 	pthread_mutex_destroy(&landlord.lock);
+}
+
+int main(void)
+{
+	run_tests();
+	lone_threads = false;
+	return run_tests();
 }

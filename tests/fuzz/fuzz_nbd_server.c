@@ -166,13 +166,16 @@ ssize_t __wrap_recvmsg(int fd, struct msghdr *message, int flags)
 {
 	size_t wanted = 0, done = 0;
 
-	(void)flags;
 	MUST(fd == FD);
 	for (size_t i = 0; i < message->msg_iovlen; i++) {
 		check_iov(&message->msg_iov[i]);
 		wanted += message->msg_iov[i].iov_len;
 	}
 	MUST(wanted > 0); /* a receive of nothing looks like the end */
+	if ((flags & MSG_DONTWAIT) != 0 && next_random(&fuzz.stream.random) % 8 == 0) {
+		errno = EAGAIN;
+		return -1;
+	}
 	wanted = piece(&fuzz.stream.random, wanted);
 	for (size_t i = 0; i < message->msg_iovlen && done < wanted; i++) {
 		size_t bytes = ISWI_MIN(wanted - done, message->msg_iov[i].iov_len);
@@ -488,6 +491,21 @@ static void check_after(void)
 	}
 }
 
+/* flags: of the turns, as a thread that may wait gives them, or a worker. */
+static int serve(struct iswi_nbd_conn *conn, int flags)
+{
+	int result;
+
+	if (conn->server == fuzz.async_server)
+		return iswi_nbd_async_serve(conn);
+	iswi_nbd_memory_begin(conn);
+	do
+		result = iswi_nbd_memory_turn(conn, flags);
+	while (result > 0);
+	iswi_nbd_memory_end(conn);
+	return result;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct stream *stream = &fuzz.stream;
@@ -509,7 +527,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	conn = malloc(sizeof(*conn));
 	MUST(conn != NULL);
 	iswi_nbd_conn_init(conn, server, FD);
-	iswi_nbd_conn_run(conn);
+	if (iswi_nbd_conn_open(conn) == 0)
+		iswi_nbd_conn_close(conn, serve(conn, data[1] % 2 == 0 ? 0 : MSG_DONTWAIT));
 	free(conn);
 	check_after();
 	return 0;
