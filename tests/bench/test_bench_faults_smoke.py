@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each comparison of `make bench-faults`, with little of everything: it runs, its JSON is sane, and
-nothing is left behind. No figure is judged. (Not part of `make test`: pytest tests/bench.)"""
+nothing is left behind. No figure is judged. One shows in every run that a comparison can be made;
+the others take minutes, for full runs."""
 
 from __future__ import annotations
 
@@ -30,8 +31,18 @@ LITTLE = (
 )
 
 
-@pytest.mark.parametrize("name", ["eviction", "donor-death", "peak", "host", "cache", "times"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["eviction", "donor-death", "peak", "host", "cache"])
 def test_comparison(runner: Runner, name: str) -> None:
+    compare(runner, name)
+
+
+def test_times(runner: Runner) -> None:
+    compare(runner, "times")
+
+
+def compare(runner: Runner, name: str) -> None:
+    """Runs one, with little of everything."""
     found = runner.results("faults", name, *LITTLE)
     check_figures(found)
     for line in found["lines"]:
@@ -39,6 +50,7 @@ def test_comparison(runner: Runner, name: str) -> None:
         assert line["slice_s"] * len(line["values"]) >= 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_leaves_nothing_behind(runner: Runner, number: signal.Signals) -> None:
     marks: list[str] = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make bench-frontends` with little of everything, as far as this host has the front ends. No
-figure is judged. (Not part of `make test`: pytest tests/bench.)"""
+figure is judged."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from support.benchmarks import Runner
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.requires_root,
     pytest.mark.requires_native,
     pytest.mark.requires_fuse,

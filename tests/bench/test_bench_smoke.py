@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each comparison of `make bench`, with little of everything: it runs, its JSON is sane, and
-nothing is left behind. No figure is judged. (Not part of `make test`: pytest tests/bench.)"""
+nothing is left behind. No figure is judged. One shows in every run that a comparison can be made;
+the others take minutes, for full runs."""
 
 from __future__ import annotations
 
@@ -32,16 +33,19 @@ def samples(runner: Runner, name: str) -> dict[str, Any]:
     return values
 
 
+@pytest.mark.full
 @pytest.mark.requires_tool("fio", "nbdkit", "cmake")
 def test_donor(runner: Runner) -> None:
     assert set(samples(runner, "donor")) == {"infiniswap", "nbdkit memory"}
 
 
+@pytest.mark.full
 @pytest.mark.requires_tool("fio", "nbdkit", "cmake")
 def test_engine(runner: Runner) -> None:
     assert {"infiniswap", "our engine on nbdkit", "ping-pong"} <= set(samples(runner, "engine"))
 
 
+@pytest.mark.full
 @pytest.mark.requires_fuse
 @pytest.mark.requires_loop
 @pytest.mark.requires_memcg
@@ -54,6 +58,7 @@ def test_swap(runner: Runner) -> None:
         assert min(side["faults"]) > 0
 
 
+@pytest.mark.full
 @pytest.mark.requires_fuse
 @pytest.mark.requires_loop
 @pytest.mark.requires_memcg
@@ -63,6 +68,7 @@ def test_seal(runner: Runner) -> None:
     assert set(samples(runner, "seal")) == {"sealed", "not sealed"}
 
 
+@pytest.mark.full
 @pytest.mark.requires_fuse
 @pytest.mark.requires_loop
 @pytest.mark.requires_memcg
@@ -75,6 +81,7 @@ def test_page_out(runner: Runner) -> None:
         assert min(side["out_mb_per_s_1"] + side["out_mb_per_s_4"]) > 0
 
 
+@pytest.mark.full
 @pytest.mark.requires_fuse
 @pytest.mark.requires_loop
 @pytest.mark.requires_memcg
@@ -94,6 +101,7 @@ def test_process(runner: Runner) -> None:
     assert min(samples(runner, "process")["infiniswap"]["threads"]) > 1
 
 
+@pytest.mark.full
 @pytest.mark.requires_fuse
 @pytest.mark.requires_loop
 @pytest.mark.requires_swap

@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from infiniswap.errors import InfiniswapError, SystemCallError, UsageError
+from infiniswap.errors import SystemCallError, UsageError
 from infiniswap.system.interrupts import Interrupted, Interrupts
 from isw_bench.children import KEPT
+from isw_bench.exits import exit_code
 from isw_bench.results import format_spread, format_value
 from isw_bench.stats import Spread, pair_ratios, spread
 from isw_bench.suite import ROOT
@@ -276,13 +277,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; what users may do wrong, and Ctrl-C, become a line and an exit code."""
-    try:
+    """The command line; returns the exit code."""
+
+    def interruptible() -> int:
         with Interrupts():
             return run(argv)
-    except InfiniswapError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return error.exit_code
-    except Interrupted as interrupted:
-        print("bench: interrupted", file=sys.stderr)
-        return int(interrupted.code or 0)
+
+    return exit_code(interruptible)

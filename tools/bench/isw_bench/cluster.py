@@ -18,6 +18,7 @@ from msgspec import to_builtins
 from infiniswap.device.control import client
 from infiniswap.device.spec import rundir
 from infiniswap.errors import InfiniswapError
+from infiniswap.secret import new_secret, write_secret
 from infiniswap.system.files import PROC
 from infiniswap.units import format_size
 from isw_bench.bench import START_S, Bench
@@ -29,14 +30,24 @@ _END_S = 60.0
 
 
 def environment(bench: Bench) -> dict[str, str]:
-    """Everything of this run in its own directory; slabs are mapped at the first page."""
+    """Everything of this run in its own directory, with one secret; slabs are mapped at the first
+    page."""
     return {
+        "INFINISWAP_CLUSTER_SECRET_FILE": str(_secret_file(bench)),
         "PYTHONPATH": str(bench.root / "tools" / "bench"),
         "INFINISWAP_DEVICE_RUN_DIR": str(bench.work / "run"),
         "INFINISWAP_DAEMON_STATE_DIR": str(bench.work / "state"),
         "INFINISWAP_DAEMON_RUN_DIR": str(bench.work / "donors"),
         "INFINISWAP_POLICY_HOT_PAGES_PER_S": "1",
     }
+
+
+def _secret_file(bench: Bench) -> Path:
+    """Made for the first of its processes: each daemon has a directory of its own, as hosts do."""
+    path = bench.work / "secret"
+    if not path.exists():
+        write_secret(path, new_secret())
+    return path
 
 
 def daemon_argv(

@@ -22,6 +22,7 @@ from infiniswap.system.keep_awake import CpuLatencyRequest, idle_host
 from infiniswap.units import parse_page_size
 from isw_bench import machine, ratio_plot, results
 from isw_bench.bench import Bench, Settings, SkipError, build_programs
+from isw_bench.exits import exit_code
 from isw_bench.results import Comparison
 from isw_bench.scope import WORK_DIR, Scope
 
@@ -274,13 +275,5 @@ def run(suite: Suite, args: argparse.Namespace, settings: Settings) -> int:
 
 
 def main(suite: Suite, argv: Sequence[str]) -> int:
-    """The suite's command line; what users may do wrong, and Ctrl-C, become a line and an exit
-    code."""
-    try:
-        return run(suite, *parse(suite, argv))
-    except InfiniswapError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return error.exit_code
-    except Interrupted as signal:
-        print("bench: interrupted", file=sys.stderr)
-        return int(signal.code or 0)
+    """The suite's command line; returns the exit code."""
+    return exit_code(lambda: run(suite, *parse(suite, argv)))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap.errors import InfiniswapError, UsageError
-from infiniswap.system.interrupts import Interrupted
 from infiniswap.system.memory import memory_hierarchy
 from isw_bench import machine
 from isw_bench.apps import jobs, packages, plan, report, summary
@@ -27,6 +26,7 @@ from isw_bench.apps.ledger import Ledger
 from isw_bench.apps.plan import Cell
 from isw_bench.bench import Bench, Settings, build_programs
 from isw_bench.children import output_of
+from isw_bench.exits import exit_code
 from isw_bench.scope import WORK_DIR, Scope
 from isw_bench.suite import ROOT
 
@@ -190,12 +190,5 @@ def _measure(
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; what users may do wrong, and Ctrl-C, become a line and an exit code."""
-    try:
-        return run(*parse(argv))
-    except InfiniswapError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return error.exit_code
-    except Interrupted as signal:
-        print("bench: interrupted", file=sys.stderr)
-        return int(signal.code or 0)
+    """The command line; returns the exit code."""
+    return exit_code(lambda: run(*parse(argv)))

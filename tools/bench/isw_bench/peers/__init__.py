@@ -29,7 +29,7 @@ def _check(settings: Settings) -> str:
     if settings.swap_limit_bytes >= settings.swap_bytes:
         return "--swap-limit must be less than --swap-size, or nothing is swapped"
     if settings.page_out_limit_bytes >= settings.page_out_bytes:
-        return "--page_out-limit must be less than --page_out-size, or nothing is paged out"
+        return "--page-out-limit must be less than --page-out-size, or nothing is paged out"
     if settings.swap_device_bytes < 2 * (settings.swap_bytes - settings.swap_limit_bytes):
         return "--swap-device must be at least twice of what is swapped"
     return ""
@@ -55,8 +55,8 @@ SUITE = Suite(
         Option("--swap-size", "swap_bytes", "512M", "what the swapping job fills"),
         Option("--swap-limit", "swap_limit_bytes", "256M", "its memory limit"),
         Option("--swap-device", "swap_device_bytes", "1G", "size of each swap area"),
-        Option("--page_out-size", "page_out_bytes", "4G", "what the job of page-out fills"),
-        Option("--page_out-limit", "page_out_limit_bytes", "512M", "its memory limit"),
+        Option("--page-out-size", "page_out_bytes", "4G", "what the job of page-out fills"),
+        Option("--page-out-limit", "page_out_limit_bytes", "512M", "its memory limit"),
         Option("--device-size", "process_bytes", "4G", "of the device whose memory is read"),
         Option("--idle-seconds", "idle_s", "20", "watched per round", float),
         Option("--demo-args", "demo_args", "", "options for `infiniswap demo`", _words),

@@ -6,20 +6,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from infiniswap.demo.children import environment as quiet_libraries
-from infiniswap.errors import InfiniswapError, UsageError
-from infiniswap.system.interrupts import Interrupted
+from infiniswap.errors import UsageError
 from infiniswap.system.memory import machine_memory
 from infiniswap.system.programs import infiniswap
 from infiniswap.units import MIB, PAGE_BYTES, format_size
 from isw_bench import cluster, machine
 from isw_bench.apps.jobs import FULL, TINY
 from isw_bench.bench import Bench, Settings, SkipError
+from isw_bench.exits import exit_code
 from isw_bench.planning import tables
 from isw_bench.planning.jobs import REDIS, SCORED, ScoreJob
 from isw_bench.scope import WORK_DIR, Scope
@@ -150,12 +149,5 @@ def _write(output: Path, found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line."""
-    try:
-        return run(build_parser().parse_args(argv))
-    except InfiniswapError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return error.exit_code
-    except Interrupted as signal:
-        print("bench: interrupted", file=sys.stderr)
-        return int(signal.code or 0)
+    """The command line; returns the exit code."""
+    return exit_code(lambda: run(build_parser().parse_args(argv)))

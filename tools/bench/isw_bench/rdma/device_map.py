@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from infiniswap.control.tls import client_context
 from infiniswap.errors import DeadlineError
+from infiniswap.secret import new_secret, write_secret
 from isw_bench import areas, paper
 from isw_bench.bench import START_S, Bench, require_root
 from isw_bench.cluster import device, donors
@@ -34,10 +33,9 @@ _AHEAD_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """A donor's, and what opens it."""
+    """A donor's, and what opens its metrics."""
 
     address: str
-    secret_file: Path
     token: str
 
     def ahead(self) -> int:
@@ -53,20 +51,17 @@ class Daemon:
 @contextlib.contextmanager
 def daemon(bench: Bench, at: Place) -> Iterator[Daemon]:
     """One, with room for two devices: none waits for the other's slabs to be zeroed."""
-    files = {name: bench.work / name for name in ("secret", "metrics-token")}
-    for file in files.values():
-        file.touch(0o600)
-        file.write_text(secrets.token_hex(32))
+    token_file = bench.work / "metrics-token"
+    write_secret(token_file, new_secret())
     slab_bytes = bench.settings.swap_device_bytes // SLABS
     changes = {
-        "INFINISWAP_CLUSTER_METRICS_TOKEN_FILE": str(files["metrics-token"]),
+        "INFINISWAP_CLUSTER_METRICS_TOKEN_FILE": str(token_file),
         "INFINISWAP_DAEMON_PREALLOCATE_SLABS": str(_POOL_SLABS),
     }
     with donors(
-        bench, 1, slab_bytes, _POOL_SLABS * slab_bytes, "--secret-file", str(files["secret"]),
-        host=at.address, changes=changes,
-    ) as found:  # fmt: skip
-        yield Daemon(next(iter(found)), files["secret"], files["metrics-token"].read_text())
+        bench, 1, slab_bytes, _POOL_SLABS * slab_bytes, host=at.address, changes=changes
+    ) as found:
+        yield Daemon(next(iter(found)), token_file.read_text().strip())
 
 
 def run(bench: Bench) -> Comparison:
@@ -104,8 +99,7 @@ def one(bench: Bench, donor: Daemon, samples: Samples, side: str, number: int) -
     file = bench.work / f"map-{side}-{number}.json"
     with device(
         bench, [donor.address], size_bytes, size_bytes // SLABS,
-        "--transport", side.lower(), "--secret-file", str(donor.secret_file),
-        module=_MODULE, changes={VARIABLE: str(file)},
+        "--transport", side.lower(), module=_MODULE, changes={VARIABLE: str(file)},
     ) as own:  # fmt: skip
         areas.map_all(bench, own)
     told = mapped_in(file)
