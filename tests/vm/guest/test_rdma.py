@@ -466,7 +466,7 @@ def swaps(
     def swap(frontend: str) -> None:
         device = cluster.start("--frontend", frontend, "--transport", "rdma", "--swap")
         work = job(10_000)
-        work.more_rounds(count(2, 10))
+        work.more_rounds(count(1, 10))
         work.finish()
         status = device.status
         assert {row["transport"] for row in status["donors"] if row["slabs"]} == {"rdma"}
