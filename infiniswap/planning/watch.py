@@ -86,7 +86,7 @@ class JobWatch:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a job without a limit was.
+    """How far a job was.
 
     Attributes:
         at_s: since its start.
@@ -141,7 +141,7 @@ class LimitedWatch(JobWatch):
 
     Attributes:
         limit_bytes: of the run.
-        lifted_s: when the limit was taken away, since the start; 0: not at all.
+        lifted: how far it was when the limit was taken away; None: it was not.
     """
 
     def __init__(self, whole: WholeWatch, swap_path: str, all_bytes: int) -> None:
@@ -153,11 +153,10 @@ class LimitedWatch(JobWatch):
         self._all_bytes = all_bytes
         self._looks: list[Look] = []
         self._users: list[float] = []
-        self._lifted_user_s = 0.0
         self._limit_now_bytes = self.limit_bytes = max(
             limit_of(whole.peak_bytes, _SHARE), LIMIT_BYTES_MIN
         )
-        self.lifted_s = 0.0
+        self.lifted: Reached | None = None
 
     def look(self, cgroup: MemoryCgroup) -> bool:
         """Notes what there is, and takes the limit away when it is time."""
@@ -166,11 +165,10 @@ class LimitedWatch(JobWatch):
         lost_s = self.at_s - work_s
         with contextlib.suppress(InfiniswapError):  # the job is ending
             self._note(cgroup, work_s)
-            if lost_s >= _LOSES_MAX * self._whole_s and not self.lifted_s:
+            if lost_s >= _LOSES_MAX * self._whole_s and self.lifted is None:
                 cgroup.set_limit(self._all_bytes)
                 self._limit_now_bytes = self._all_bytes
-                self.lifted_s = self.at_s
-                self._lifted_user_s = self.user_s
+                self.lifted = Reached(self.at_s, self.user_s)
         self.cut = lost_s >= _ENDS * _LOSES_MAX * self._whole_s
         return self.cut
 
@@ -202,17 +200,17 @@ class LimitedWatch(JobWatch):
             return None
         if events is not None and events.lost:
             events = None
-        lifted_s = self._lifted_user_s if self.lifted_s else None
+        lifted_s = None if self.lifted is None else self.lifted.user_s
         work = work_of(self._users, self.user_s, self._whole.user_s, lifted_s)
         looks = tuple(
             replace(look, work_s=self._whole.time_at(user_s))
             for look, user_s in zip(self._looks, work, strict=True)
         )
         pages = () if events is None else tuple(misses(events, looks))
-        lifted = next((look for look in looks if look.limit_bytes == self._all_bytes), None)
+        free = next((look for look in looks if look.limit_bytes == self._all_bytes), None)
         return Probe(
             found.elapsed_s,
-            min(1.0, lifted.work_s / self._whole_s) if lifted else 1.0,
+            min(1.0, free.work_s / self._whole_s) if free else 1.0,
             self.limit_bytes,
             found.page_in_bytes // PAGE_BYTES,
             found.page_out_bytes // PAGE_BYTES,

@@ -103,7 +103,7 @@ def test_the_host_s_root_is_shared_read_only() -> None:
     line = " ".join(_line(Plan(("true",), "6.12", accel="tcg")))
     assert "path=/,mount_tag=root,security_model=none,multidevs=remap,readonly=on" in line
     assert "path=/r,,un,mount_tag=host,security_model=none,multidevs=remap -virtfs" in line
-    assert "-accel tcg,thread=single -icount shift=1,sleep=on,align=off" in line
+    assert "-accel tcg,thread=single -icount shift=2,sleep=on,align=off" in line
     assert "netdev" not in line
     assert "file=/proc/self/fd/13," in line
 

@@ -22,8 +22,8 @@ _APPEND = (
 # The first cpuset and the end of the last patch a branch in the page allocator of the running
 # kernel, for which TCG has processors meet an int3 that is nobody's: an oops, now and then.
 
-_ICOUNT = "shift=1,sleep=on,align=off"
-# The clock of an emulated machine counts its instructions, 2 ns each (it executes some hundred
+_ICOUNT = "shift=2,sleep=on,align=off"
+# The clock of an emulated machine counts its instructions, 4 ns each (it executes some hundred
 # million a second), so one that gets no processor time does not see its time limits pass. An idle
 # one goes by the host's clock (sleep), as what it waits for does. Its processors take turns then
 # (thread=single), and the whole costs no more of the host's than one thread for each.

@@ -104,6 +104,7 @@ def test_a_device_in_use_is_not_detached(device: Device, tmp_path: Path) -> None
     run("e2fsck", "-f", "-n", device.path)
 
 
+@pytest.mark.full
 def test_a_slow_process_loses_connections_and_no_byte(device: Device) -> None:
     """Stopped for longer than the kernel waits: what it has received is sent again."""
     load = ("--iodepth=32", "--rw=randrw", "--bs=4k", "--size=12m")

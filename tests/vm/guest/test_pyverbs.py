@@ -399,6 +399,7 @@ async def test_a_key_dies_with_its_slab(donor: Donor, peer: Peer) -> None:
     await nothing_left(donor)
 
 
+@pytest.mark.full
 async def test_nonsense_and_silence_are_the_consumers_own(donor: Donor, peer: Peer) -> None:
     nonsense = [
         end_with(number=1 << 24),

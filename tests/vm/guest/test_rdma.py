@@ -117,7 +117,10 @@ def another_pass(load: Fio) -> None:
 # ------------------------------------------------------------------- the C programs
 
 
-@pytest.mark.parametrize("program", ["queue", "store", "engine", "choose"])
+@pytest.mark.parametrize(
+    "program",
+    ["queue", "store", pytest.param("engine", marks=pytest.mark.full), "choose"],
+)
 def test_c_programs_on_real_verbs(program: str, project_root: Path, vm_kernel: str) -> None:
     # In less time than this too little happens here for what it has to have seen.
     milliseconds = ["20000"] if program == "engine" else []
@@ -463,7 +466,7 @@ def swaps(
     def swap(frontend: str) -> None:
         device = cluster.start("--frontend", frontend, "--transport", "rdma", "--swap")
         work = job(10_000)
-        work.more_rounds(count(2, 10))
+        work.more_rounds(count(1, 10))
         work.finish()
         status = device.status
         assert {row["transport"] for row in status["donors"] if row["slabs"]} == {"rdma"}

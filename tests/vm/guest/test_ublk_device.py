@@ -20,8 +20,8 @@ from infiniswap.units import MIB
 pytestmark = pytest.mark.usefixtures("ublk_driver")
 
 
-def test_auto_takes_it(shared_cluster: Cluster) -> None:
-    device = shared_cluster.start()
+def test_auto_takes_it(module_cluster: Cluster) -> None:
+    device = module_cluster.start()
     assert device.status["frontend"] == "ublk"
     node = device.path.resolve()
     assert node.name.startswith("ublkb")
@@ -29,9 +29,9 @@ def test_auto_takes_it(shared_cluster: Cluster) -> None:
         status = path.stat()
         assert stat.S_IMODE(status.st_mode) == 0o600
         assert status.st_uid == 0
-    assert "there are ublk devices (1 now)" in shared_cluster.cli("doctor").stdout
+    assert "there are ublk devices (1 now)" in module_cluster.cli("doctor").stdout
     run("mkfs.ext4", "-q", str(node))
-    mount = shared_cluster.root / "mounted"
+    mount = module_cluster.root / "mounted"
     mount.mkdir()
     run("mount", str(node), str(mount))
     refused = device.command("stop")
@@ -45,9 +45,9 @@ def test_auto_takes_it(shared_cluster: Cluster) -> None:
 
 
 @pytest.mark.full
-def test_what_a_killed_process_left_is_taken_away(shared_cluster: Cluster) -> None:
-    device = shared_cluster.start("--frontend", "ublk")
-    paths = DevicePaths(device.name, device.run, shared_cluster.backup_dir)
+def test_what_a_killed_process_left_is_taken_away(module_cluster: Cluster) -> None:
+    device = module_cluster.start("--frontend", "ublk")
+    paths = DevicePaths(device.name, device.run, module_cluster.backup_dir)
     device.kill()
     assert len(find_left(paths)) == 1
     device.remove()
@@ -56,9 +56,9 @@ def test_what_a_killed_process_left_is_taken_away(shared_cluster: Cluster) -> No
 
 
 @pytest.mark.full
-def test_swap_space_of_a_killed_process_is_not_taken_away_silently(shared_cluster: Cluster) -> None:
-    device = shared_cluster.start("--frontend", "ublk", "--swap")
-    paths = DevicePaths(device.name, device.run, shared_cluster.backup_dir)
+def test_swap_space_of_a_killed_process_is_not_taken_away_silently(module_cluster: Cluster) -> None:
+    device = module_cluster.start("--frontend", "ublk", "--swap")
+    paths = DevicePaths(device.name, device.run, module_cluster.backup_dir)
     node = device.path.resolve()
     device.kill()
     refused = device.command("remove")
@@ -74,11 +74,11 @@ def test_swap_space_of_a_killed_process_is_not_taken_away_silently(shared_cluste
 
 @pytest.mark.full  # a standby takes a minute to start here
 def test_a_front_end_that_ends_is_taken_over_and_a_device_that_is_removed_ends(
-    shared_cluster: Cluster,
+    module_cluster: Cluster,
 ) -> None:
-    device = shared_cluster.start("--frontend", "ublk", INFINISWAP_DEVICE_STANDBY="on")
+    device = module_cluster.start("--frontend", "ublk", INFINISWAP_DEVICE_STANDBY="on")
     node = device.path.resolve()
-    data = shared_cluster.root / "data"
+    data = module_cluster.root / "data"
     data.write_bytes(os.urandom(4 * MIB))
     run("dd", f"if={data}", f"of={node}", "bs=256k", "oflag=direct")
     run("blockdev", "--flushbufs", str(node))
