@@ -33,7 +33,7 @@ def environment(bench: Bench) -> dict[str, str]:
     """Everything of this run in its own directory, with one secret; slabs are mapped at the first
     page."""
     return {
-        "INFINISWAP_CLUSTER_SECRET_FILE": str(_secret_file(bench)),
+        "INFINISWAP_CLUSTER_SECRET_FILE": str(secret_file(bench)),
         "PYTHONPATH": str(bench.root / "tools" / "bench"),
         "INFINISWAP_DEVICE_RUN_DIR": str(bench.work / "run"),
         "INFINISWAP_DAEMON_STATE_DIR": str(bench.work / "state"),
@@ -42,7 +42,7 @@ def environment(bench: Bench) -> dict[str, str]:
     }
 
 
-def _secret_file(bench: Bench) -> Path:
+def secret_file(bench: Bench) -> Path:
     """Made for the first of its processes: each daemon has a directory of its own, as hosts do."""
     path = bench.work / "secret"
     if not path.exists():
