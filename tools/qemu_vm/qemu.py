@@ -25,8 +25,8 @@ _APPEND = (
 _ICOUNT = "shift=2,sleep=on,align=off"
 # The clock of an emulated machine counts its instructions, 4 ns each (it executes some hundred
 # million a second), so one that gets no processor time does not see its time limits pass. An idle
-# one goes by the host's clock (sleep), as what it waits for does. Its processors take turns then
-# (thread=single), and the whole costs no more of the host's than one thread for each.
+# one goes by the host's clock (sleep), as what it waits for does. QEMU counts so only where the
+# processors of a machine take turns (thread=single).
 
 PROBE_STATUS = 3
 """What the guest writes to the exit device is shifted left, and one is added."""

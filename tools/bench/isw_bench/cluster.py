@@ -30,24 +30,26 @@ _END_S = 60.0
 
 
 def environment(bench: Bench) -> dict[str, str]:
-    """Everything of this run in its own directory, with one secret; slabs are mapped at the first
-    page."""
+    """Of the run's daemons and devices; slabs are mapped at the first page."""
     return {
-        "INFINISWAP_CLUSTER_SECRET_FILE": str(secret_file(bench)),
+        **places(bench),
         "PYTHONPATH": str(bench.root / "tools" / "bench"),
-        "INFINISWAP_DEVICE_RUN_DIR": str(bench.work / "run"),
-        "INFINISWAP_DAEMON_STATE_DIR": str(bench.work / "state"),
-        "INFINISWAP_DAEMON_RUN_DIR": str(bench.work / "donors"),
         "INFINISWAP_POLICY_HOT_PAGES_PER_S": "1",
     }
 
 
-def secret_file(bench: Bench) -> Path:
-    """Made for the first of its processes: each daemon has a directory of its own, as hosts do."""
-    path = bench.work / "secret"
-    if not path.exists():
-        write_secret(path, new_secret())
-    return path
+def places(bench: Bench) -> dict[str, str]:
+    """Everything of this run in its own directory, with one secret: each daemon has a state
+    directory of its own, as hosts do."""
+    secret_file = bench.work / "secret"
+    if not secret_file.exists():
+        write_secret(secret_file, new_secret())
+    return {
+        "INFINISWAP_CLUSTER_SECRET_FILE": str(secret_file),
+        "INFINISWAP_DEVICE_RUN_DIR": str(bench.work / "run"),
+        "INFINISWAP_DAEMON_STATE_DIR": str(bench.work / "state"),
+        "INFINISWAP_DAEMON_RUN_DIR": str(bench.work / "donors"),
+    }
 
 
 def daemon_argv(

@@ -270,13 +270,10 @@ def environment(bench: Bench, temporary: Path) -> dict[str, str]:
     backup = bench.work / "backup"
     backup.mkdir(exist_ok=True)
     return {
+        **cluster.places(bench),
         "TMPDIR": str(temporary),
         "POLARS_TEMP_DIR": str(temporary),
         "ARROW_DEFAULT_MEMORY_POOL": "system",
-        "INFINISWAP_CLUSTER_SECRET_FILE": str(cluster.secret_file(bench)),
-        "INFINISWAP_DEVICE_RUN_DIR": str(bench.work / "run"),
-        "INFINISWAP_DAEMON_STATE_DIR": str(bench.work / "state"),
-        "INFINISWAP_DAEMON_RUN_DIR": str(bench.work / "donors"),
         "INFINISWAP_DEVICE_BACKUP_DIR": str(backup),
     }
 
