@@ -70,15 +70,15 @@ def _scan(_: Bench, __: Path, size: float) -> list[str]:
 SCORED: Mapping[str, ScoreJob] = {
     job.key: job
     for job in (
-        ScoreJob("pandas", "the demo's job, pandas", {FULL: 0.5, TINY: 0.05}, _demo),
+        ScoreJob("pandas", "the demo's job, pandas", {FULL: 1.0, TINY: 0.05}, _demo),
         ScoreJob(
             "polars",
             "group-by, polars",
-            {FULL: 5e6, TINY: 2e5},
+            {FULL: 1e7, TINY: 2e5},
             _of_apps(JOBS["polars-groupby"]),
         ),
         ScoreJob(
-            "duckdb", "TPC-H joins, DuckDB", {FULL: 1.0, TINY: 0.05}, _of_apps(JOBS["duckdb-tpch"])
+            "duckdb", "TPC-H joins, DuckDB", {FULL: 2.0, TINY: 0.05}, _of_apps(JOBS["duckdb-tpch"])
         ),
         ScoreJob("redis", "Redis, reads at random", {FULL: 300, TINY: 64}, _redis),
         ScoreJob("scan", "a scan, numpy", {FULL: 100, TINY: 64}, _scan),

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from isw_bench.stats import pair_ratios
+
 MEDIAN_MAX, WORST_MAX, SLOWDOWN_MAX = 0.15, 0.35, 0.10
 """What a score should keep: errors of the time, and of the recommended limit's slowdown."""
 
@@ -39,7 +41,11 @@ def slowdown_errors(jobs: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _slowdown(job: Mapping[str, Any]) -> float:
-    return float(job["recommended"]["elapsed_s"] / job["whole_s"])
+    return median(pair_ratios(_times(job, "recommended"), _times(job, "whole")))
+
+
+def _times(job: Mapping[str, Any], key: str) -> list[float]:
+    return [run["elapsed_s"] for run in job[key]]
 
 
 def verdict(jobs: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
@@ -73,7 +79,7 @@ def table(jobs: Sequence[Mapping[str, Any]]) -> str:
             )
     rows += ["", "| job | recommended | wanted slowdown | real |", "| --- | ---: | ---: | ---: |"]
     for job in jobs:
-        local = job["recommended"]["local_bytes"] / _MIB
+        local = job["plan"]["recommended"]["limit_bytes"] / _MIB
         wanted = job["plan"]["slowdown"]
         rows.append(f"| {job['title']} | {local:.0f} MiB | {wanted:g} | {_slowdown(job):.2f} |")
     return "\n".join(rows)
@@ -90,7 +96,7 @@ def draw(jobs: Sequence[Mapping[str, Any]], path: Path) -> None:
         shares = [100 * point["limit_bytes"] / peak for point in curve]
         axes.plot(shares, [point["elapsed_s"] for point in curve], color="#1f6fb4")
         real = [(100 * run["local_bytes"] / peak, run["elapsed_s"]) for run in job["runs"]]
-        real.append((100.0, job["whole_s"]))
+        real.append((100.0, median(_times(job, "whole"))))
         axes.plot(*zip(*real, strict=True), "o", color="#d1652a")
         axes.set_title(job["title"], fontsize=9)
         axes.set_xlabel("limit, % of peak")
