@@ -192,6 +192,7 @@ def _command(
     from infiniswap.cli.run.request import EndingSignal, RunRequest, ending_signals_raise
     from infiniswap.device.jobs import job, sudo
     from infiniswap.planning.watch import WholeWatch
+    from infiniswap.system.cgroup_limits import memory_allowed_bytes
     from infiniswap.system.job_cgroup import memory_for_jobs
 
     is_member = os.geteuid() != 0
@@ -205,6 +206,8 @@ def _command(
     job.check_command(command, user)
     has_donors = _choose_size(args, config)
     limit_bytes = memory_for_jobs().total_bytes
+    if is_member:  # the device holds a job to what its member may use
+        limit_bytes = min(limit_bytes, memory_allowed_bytes(os.getpid()) or limit_bytes)
     request = RunRequest(
         args, command, user, is_member, limit_bytes, None, WholeWatch(), has_donors
     )
@@ -307,7 +310,10 @@ class _Planning:
         best: Point | None = None
         if probe is not None:
             model = fit(elapsed_s, peak, probe, history.read(self._past))
-            history.add(self._past, measured(elapsed_s, probe))
+            try:
+                history.add(self._past, measured(elapsed_s, probe))
+            except InfiniswapError as error:
+                notes.append(f"later plans will not know what a page costs here: {error}")
             if model.from_history > _UNSURE and any(each.page_ins for each in model.points()):
                 notes.append(_UNSURE_NOTE)
             lowest = max(peak * _LOWEST // 100, LIMIT_BYTES_MIN) // 2**20 * 2**20

@@ -33,6 +33,12 @@ class AskEnter(Struct, frozen=True, tag="enter", tag_field="ask"):
     run: int
 
 
+class AskRaise(Struct, frozen=True, tag="raise", tag_field="ask"):
+    """Raises the memory limit of the asking run's job."""
+
+    local_bytes: int
+
+
 class AskKill(Struct, frozen=True, tag="kill", tag_field="ask"):
     """Sends SIGKILL to everything in the asking run's cgroup."""
 
@@ -41,7 +47,7 @@ class AskEnd(Struct, frozen=True, tag="end", tag_field="ask"):
     """Ends the asking run: the device kills what is left of its job and removes the cgroup."""
 
 
-Ask = AskStatus | AskBegin | AskEnter | AskKill | AskEnd
+Ask = AskStatus | AskBegin | AskEnter | AskRaise | AskKill | AskEnd
 
 
 class Reply(Struct, frozen=True, kw_only=True):

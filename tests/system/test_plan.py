@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import shlex
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S
+from support.jobs.plans import plan_in, second_long
 from support.jobs.runs import Runner, touch
 
 from infiniswap.planning import history
@@ -38,14 +38,13 @@ def plan(
 
 def job(mib: int) -> list[str]:
     """One that takes a second, and pages under a limit."""
-    return ["sh", "-c", f"sleep 1; exec {shlex.join(touch(mib, 4))}"]
+    return second_long(touch(mib, 4))
 
 
 def parsed(done: subprocess.CompletedProcess[bytes]) -> Any:
-    """The JSON behind what the job printed."""
+    """The plan of one that has gone well."""
     assert done.returncode == 0, done.stderr.decode()
-    text = done.stdout.decode()
-    return json.loads(text[text.index('{\n  "command"') :])
+    return plan_in(done.stdout.decode())
 
 
 def test_a_plan_measures_predicts_and_names_a_command(runner: Runner) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, until
+from support.jobs.plans import plan_in, second_long
 from support.jobs.runs import Runner, touch
 
 from infiniswap.device.process.member_socket import CONNECTIONS_PER_USER_MAX, RUNS_PER_USER_MAX
@@ -103,6 +104,13 @@ def job_of(runner: Runner, user: str = MEMBER) -> Iterator[subprocess.Popen[byte
 
 def ask(runner: Runner, code: str, *, user: str = MEMBER) -> str:
     """What a program of a user's prints that has `member_client`, `paths` and `ask` at hand."""
+    done = run_as(runner, asking(runner, code), user=user)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def asking(runner: Runner, code: str) -> list[str]:
+    """Command line of such a program."""
     assert runner.device is not None
     lines = (
         "import os, sys, subprocess, time",
@@ -120,10 +128,7 @@ def ask(runner: Runner, code: str, *, user: str = MEMBER) -> str:
         "        return f'{error.exit_code} {error}'",
         "    return 'done'",
     )
-    program = "\n".join((*lines, code))
-    done = run_as(runner, [sys.executable, "-c", program], user=user)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return [sys.executable, "-c", "\n".join((*lines, code))]
 
 
 # --------------------------------------------------------------------- in good order
@@ -168,6 +173,23 @@ def test_a_member_whose_run_is_killed_leaves_nothing(member_runner: Runner) -> N
 def test_two_members_at_once(member_runner: Runner) -> None:
     with job_of(member_runner) as one, job_of(member_runner, OTHER_MEMBER) as other:
         assert member_runner.status["runs"] == sorted([one.pid, other.pid])
+
+
+def test_a_members_plan_is_made_without_the_rights_of_root(member_runner: Runner) -> None:
+    assert member_runner.device is not None
+    argv = [sys.executable, "-m", "infiniswap", "plan", "--json"]
+    job = second_long(["/usr/bin/python3", *touch(64, 8)[1:]])
+    argv += ["--device", member_runner.device.name, "--", *job]
+    done = run_as(member_runner, argv)
+    assert done.returncode == 0, done.stderr
+    found = plan_in(done.stdout)
+    assert found["probe_page_ins"] > 0, done.stdout + done.stderr
+    assert found["probe_share"] < 1.0  # its limit was taken away, or it would have been ended
+    assert found["curve"][-1]["page_ins"] > 0
+    assert found["recommended"]["limit_bytes"] > 0
+    notes = "\n".join(found["notes"])
+    assert "pages cannot be seen" in notes
+    assert "later plans will not know what a page costs here" in notes  # root's state directory
 
 
 # -------------------------------------------------------------------------- refusals
@@ -220,22 +242,33 @@ def test_a_limit_above_the_member_holds_for_its_jobs(member_runner: Runner) -> N
     try:
         enter = f'echo $$ > {cgroup.path}/cgroup.procs && exec "$@"'
 
-        def limited(local: str) -> subprocess.CompletedProcess[str]:
-            argv = as_user(MEMBER, member_runner.argv("echo", "ran", local=local))
+        def inside(argv: list[str]) -> subprocess.CompletedProcess[str]:
             return subprocess.run(
-                ["sh", "-c", enter, "sh", *argv],
+                ["sh", "-c", enter, "sh", *as_user(MEMBER, argv)],
                 env=member_runner.cluster.env,
+                cwd="/",
                 capture_output=True,
                 text=True,
                 check=False,
                 timeout=WAIT_S,
             )
 
+        def limited(local: str) -> subprocess.CompletedProcess[str]:
+            return inside(member_runner.argv("echo", "ran", local=local))
+
         done = limited("256M")
         assert (done.returncode, done.stdout) == (13, "")
         assert "128 MiB" in done.stderr
         done = limited("64M")
         assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+        code = (
+            "cgroup = member_client.begin(paths, 64 << 20)\n"
+            "for wanted in (256 << 20, 128 << 20): print(ask(api.AskRaise(local_bytes=wanted)))"
+        )
+        more, most = inside(asking(member_runner, code)).stdout.splitlines()
+        assert more.startswith("13 ")
+        assert "128 MiB" in more
+        assert most == "done"
     finally:
         cgroup.kill()
         cgroup.remove()
@@ -266,6 +299,23 @@ def test_a_members_run_is_not_another_members(member_runner: Runner) -> None:
             assert ask(member_runner, code, user=user).count("no run of yours") == 2
         assert process.poll() is None
         assert ask(member_runner, f"print(ask(api.AskEnter(run={process.pid})))") == "done\n"
+
+
+def test_a_limit_can_only_be_raised(member_runner: Runner) -> None:
+    """Lowered, it would page out in the name of the process that serves the pages."""
+    code = (
+        "print(ask(api.AskRaise(local_bytes=96 << 20)))\n"
+        "cgroup = member_client.begin(paths, 64 << 20)\n"
+        "for wanted in (32 << 20, 1 << 62, 96 << 20, 64 << 20):\n"
+        "    print(ask(api.AskRaise(local_bytes=wanted)))\n"
+        "print(cgroup.memory().limit_bytes >> 20)\n"
+    )
+    before, lower, nonsense, more, less, limit = ask(member_runner, code).splitlines()
+    assert "no run of yours" in before
+    assert "can only be raised" in lower
+    assert "makes no sense" in nonsense
+    assert (more, limit) == ("done", "96")
+    assert "can only be raised" in less
 
 
 @pytest.mark.parametrize("local_bytes", [-1, 0, 4096, 1 << 62, 1 << 70])

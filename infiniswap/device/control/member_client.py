@@ -20,6 +20,7 @@ from infiniswap.device.member_api import (
     AskEnd,
     AskEnter,
     AskKill,
+    AskRaise,
     AskStatus,
     Reply,
 )
@@ -157,6 +158,10 @@ class MemberCgroup(MemoryCgroup):
         """Moves the calling process, which has to be `pid`. Raises: see ask."""
         assert pid == os.getpid()
         ask(self.paths, AskEnter(run=self.run))
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Raises the limit; the device lowers none. Raises: see ask."""
+        ask(self.paths, AskRaise(local_bytes=limit_bytes))
 
     def kill(self, *, timeout_s: float = 10.0) -> None:
         """As MemoryCgroup.kill; where the device does not answer, as far as this user may."""

@@ -23,7 +23,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +36,7 @@ from infiniswap.device.member_api import (
     AskEnd,
     AskEnter,
     AskKill,
+    AskRaise,
     AskStatus,
     Reply,
 )
@@ -185,6 +186,9 @@ class Members:
             case AskEnter(run=run):
                 job = self._job(peer, run)
                 await service.on_jobs(lambda: move(peer, job.cgroup))
+            case AskRaise(local_bytes=local_bytes):
+                async with self._begin_lock:
+                    await self._raise(peer, local_bytes)
             case AskKill():
                 await service.on_jobs(self._job(peer, peer.pid).cgroup.kill)
             case AskEnd():
@@ -227,6 +231,17 @@ class Members:
         log.info("run %d of user %d begins", peer.pid, peer.uid)
         return cgroup
 
+    async def _raise(self, peer: Peer, local_bytes: int) -> None:
+        job = self._job(peer, peer.pid)
+        if local_bytes < job.local_bytes:
+            # The kernel pages out in the name of whoever lowers a limit: here, the process that
+            # serves the pages.
+            raise UsageError("the memory limit of a job can only be raised")
+        _check_size(local_bytes)
+        await self._service.on_jobs(lambda: self._check_memory(peer, local_bytes, job))
+        await self._service.on_jobs(lambda: job.cgroup.set_limit(local_bytes))
+        self._jobs[peer.pid] = replace(job, local_bytes=local_bytes)
+
     def _check_device(self) -> None:
         spec = self._service.spec
         where = f"device {spec.name}"
@@ -249,12 +264,12 @@ class Members:
                 where=where,
                 mend="Wait until one of them has ended.",
             )
-        if not LOCAL_BYTES_MIN <= local_bytes < 1 << 62:
-            raise UsageError(f"a memory limit of {local_bytes} bytes makes no sense")
+        _check_size(local_bytes)
 
-    def _check_memory(self, peer: Peer, local_bytes: int) -> None:
+    def _check_memory(self, peer: Peer, local_bytes: int, instead: _Job | None = None) -> None:
         allowed = memory_allowed_bytes(peer.pid)
-        taken = sum(job.local_bytes for job in self._jobs.values() if job.uid == peer.uid)
+        others = [job for job in self._jobs.values() if job is not instead]
+        taken = sum(job.local_bytes for job in others if job.uid == peer.uid)
         if allowed is not None and taken + local_bytes > allowed:
             more = f", of which other runs of yours have {format_size_short(taken)}"
             raise MemoryLimitError(
@@ -262,6 +277,11 @@ class Members:
                 + (more if taken else ""),
                 mend="Give a smaller --local.",
             )
+
+
+def _check_size(local_bytes: int) -> None:
+    if not LOCAL_BYTES_MIN <= local_bytes < 1 << 62:
+        raise UsageError(f"a memory limit of {local_bytes} bytes makes no sense")
 
 
 def _peer(writer: asyncio.StreamWriter) -> Peer:
