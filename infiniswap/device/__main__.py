@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import sys
@@ -25,7 +24,7 @@ import msgspec
 
 from infiniswap import logs
 from infiniswap.device.api import Ready
-from infiniswap.device.process.life import prepare_process, serve, succeed
+from infiniswap.device.process.life import prepare_process, serve, settle, succeed
 from infiniswap.device.process.service import DeviceService
 from infiniswap.device.spec.spec import DeviceSpec, decode_spec
 from infiniswap.device.succession.hand_over import read_kept
@@ -106,8 +105,7 @@ def _stand_by(holder: Holder) -> int:
         service = _prepare(holder)
         with asyncio.Runner() as runner:
             runner.get_loop()
-            gc.collect()
-            gc.freeze()  # what exists now lives as long as the process
+            settle()
             holder.ready()
             turn = holder.wait_turn()
             known = set(sys.modules)

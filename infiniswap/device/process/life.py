@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import threading
@@ -99,6 +100,7 @@ async def serve(
             answer = await service.start()
         except asyncio.CancelledError:
             raise InfiniswapError("the start was interrupted; nothing stays attached") from None
+        settle()
         new = not service.was_kept or not contents.keeps_record(spec)
         async with _not_lost(service, remove=new), control_socket(service), member_socket(service):
             if service.begin() and ready(answer):
@@ -114,6 +116,13 @@ async def serve(
                     log.error("it goes on serving: %s", error, extra=_NOT_STOPPED)
             await service.stopped.wait()
     return 0
+
+
+def settle() -> None:
+    """What exists now lives as long as the process: no collection of garbage, which every other
+    thing then waits for, looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 async def succeed(service: DeviceService, turn: TakeOver) -> int:
