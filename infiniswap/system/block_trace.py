@@ -16,11 +16,13 @@ import platform
 import re
 import struct
 import threading
+import time
 from array import array
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from infiniswap.errors import InfiniswapError, UnavailableError, from_oserror
 from infiniswap.system.files import read_text
@@ -84,6 +86,14 @@ class PageEvents:
     lost: int
 
 
+class _Event(NamedTuple):
+    """A request."""
+
+    at_ns: int
+    kind: int
+    pages: range
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """Of the tracepoint: its number, and where its fields are."""
@@ -93,6 +103,20 @@ class _Layout:
     sectors_at: int
     flags_at: int
     flags_bytes: int
+
+    def event_in(self, record: bytes) -> list[_Event]:
+        """What a sample tells; nothing of a flush."""
+        at = _RAW_AT
+        flags = record[at + self.flags_at : at + self.flags_at + self.flags_bytes]
+        flags = flags.partition(b"\0")[0]
+        kind = DISCARD if b"D" in flags else READ if b"R" in flags else WRITE
+        if kind == WRITE and b"W" not in flags:
+            return []
+        at_ns: int = _TIME.unpack_from(record, _HEADER.size)[0]
+        sector: int = _TIME.unpack_from(record, at + self.sector_at)[0]
+        sectors: int = _COUNT.unpack_from(record, at + self.sectors_at)[0]
+        last = -(-(sector + sectors) // _PAGE_SECTORS)
+        return [_Event(at_ns, kind, range(sector // _PAGE_SECTORS, last))]
 
 
 class BlockTrace:
@@ -114,6 +138,8 @@ class BlockTrace:
         self._every = 1
         self._found: list[tuple[int, int, int]] = []
         self._written: set[int] = set()
+        self._waiting: list[_Event] = []
+        self._drained_ns = 0
         self._over = threading.Event()
         self._reader = threading.Thread(target=self._read, name="block-trace", daemon=True)
 
@@ -133,6 +159,7 @@ class BlockTrace:
         self._over.set()
         self._reader.join()
         self._drain()
+        self._keep(self._waiting)
         self._close()
 
     def events(self) -> PageEvents:
@@ -149,39 +176,42 @@ class BlockTrace:
             self._drain()
 
     def _drain(self) -> None:
+        """Takes what is in the rings. What came since the last time waits for the next one: a ring
+        that has been read already may get something earlier meanwhile."""
+        now_ns = time.monotonic_ns()
         for ring in self._rings:
             for record in ring.take():
                 kind, _, _ = _HEADER.unpack_from(record)
                 if kind == _SAMPLE:
-                    self._keep(record)
+                    self._waiting += self._layout.event_in(record)
                 elif kind == _LOST:
                     self._lost += _TIME.unpack_from(record, 16)[0]
+        self._waiting.sort(key=lambda event: event.at_ns)
+        ripe = bisect_left(self._waiting, self._drained_ns, key=lambda event: event.at_ns)
+        self._keep(self._waiting[:ripe])
+        del self._waiting[:ripe]
+        self._drained_ns = now_ns
 
-    def _keep(self, record: bytes) -> None:
-        where, at = self._layout, _RAW_AT
-        flags = record[at + where.flags_at : at + where.flags_at + where.flags_bytes]
-        flags = flags.partition(b"\0")[0]
-        kind = DISCARD if b"D" in flags else READ if b"R" in flags else WRITE
-        if kind == WRITE and b"W" not in flags:
-            return  # a flush
-        at_ns: int = _TIME.unpack_from(record, _HEADER.size)[0]
-        sector: int = _TIME.unpack_from(record, at + where.sector_at)[0]
-        sectors: int = _COUNT.unpack_from(record, at + where.sectors_at)[0]
-        pages = range(sector // _PAGE_SECTORS, -(-(sector + sectors) // _PAGE_SECTORS))
-        if kind == DISCARD:  # of a whole device, perhaps
-            known = self._written if len(self._written) < len(pages) else pages
-            gone = [page for page in known if page in pages and page in self._written]
-            self._written.difference_update(gone)
-            self._found += [(at_ns, kind, page) for page in gone]
-            return
-        kept = [page for page in pages if self._is_kept(page)]
-        self._found += [(at_ns, kind, page) for page in kept]
-        if kind == WRITE:
-            self._written.update(kept)
-        while len(self._found) > _EVENTS_MAX:
-            self._every *= 2
-            self._found = [event for event in self._found if self._is_kept(event[2])]
-            self._written = {page for page in self._written if self._is_kept(page)}
+    def _keep(self, events: Sequence[_Event]) -> None:
+        """Of each the pages that are to be told; in order."""
+        for at_ns, kind, pages in events:
+            if kind == DISCARD:  # of a whole device, perhaps
+                known = self._written if len(self._written) < len(pages) else pages
+                gone = [page for page in known if page in pages and page in self._written]
+                self._written.difference_update(gone)
+                self._found += [(at_ns, kind, page) for page in gone]
+                continue
+            kept = [page for page in pages if self._is_kept(page)]
+            self._found += [(at_ns, kind, page) for page in kept]
+            if kind == WRITE:
+                self._written.update(kept)
+            while len(self._found) > _EVENTS_MAX:
+                self._halve()
+
+    def _halve(self) -> None:
+        self._every *= 2
+        self._found = [event for event in self._found if self._is_kept(event[2])]
+        self._written = {page for page in self._written if self._is_kept(page)}
 
     def _is_kept(self, page: int) -> bool:
         return page // _BLOCK_PAGES % self._every == 0

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from infiniswap.errors import InfiniswapError
-from infiniswap.system import loop
+from infiniswap.system import block_trace, loop
 from infiniswap.system.block_trace import DISCARD, READ, WRITE, BlockTrace
 from infiniswap.units import MIB, PAGE_BYTES
 
@@ -55,6 +55,23 @@ def test_each_page_is_told_and_no_other_device(devices: list[Path]) -> None:
     assert [page for kind, page in told if kind == DISCARD] == [9]
     # Other programs may look at a device that was written to.
     assert {(READ, 6), (READ, 7)} <= set(told)
+
+
+def test_a_discard_on_another_processor_than_the_write_is_told(
+    devices: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each processor has a ring of its own, and they are read one after the other."""
+    monkeypatch.setattr(block_trace, "_DRAIN_S", 60.0)  # all of it at once
+    first, last = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
+    mine, _ = devices
+    write = ["dd", "if=/dev/zero", f"of={mine}", "bs=4k", "count=2", "oflag=direct", "status=none"]
+    discard = ["blkdiscard", "--length", str(PAGE_BYTES), str(mine)]
+    with BlockTrace(mine.stat().st_rdev) as trace:
+        subprocess.run(["taskset", "-c", str(last), *write], check=True, timeout=60)
+        subprocess.run(["taskset", "-c", str(first), *discard], check=True, timeout=60)
+    found = trace.events()
+    told = list(zip(found.kinds, found.pages, strict=True))
+    assert [page for kind, page in told if kind == DISCARD] == [0]
 
 
 def test_more_than_a_ring_holds_is_told_too(devices: list[Path]) -> None:
