@@ -37,8 +37,8 @@ def plan(
 
 
 def job(mib: int) -> list[str]:
-    """One that takes a second, and pages under a limit."""
-    return second_long(touch(mib, 4))
+    """One that takes two seconds, so that its peak is seen, and pages under a limit."""
+    return second_long(touch(mib, 24))
 
 
 def parsed(done: subprocess.CompletedProcess[bytes]) -> Any:

@@ -178,7 +178,7 @@ def test_two_members_at_once(member_runner: Runner) -> None:
 def test_a_members_plan_is_made_without_the_rights_of_root(member_runner: Runner) -> None:
     assert member_runner.device is not None
     argv = [sys.executable, "-m", "infiniswap", "plan", "--json"]
-    job = second_long(["/usr/bin/python3", *touch(64, 16)[1:]])
+    job = second_long(["/usr/bin/python3", *touch(64, 24)[1:]])
     argv += ["--device", member_runner.device.name, "--", *job]
     done = run_as(member_runner, argv)
     assert done.returncode == 0, done.stderr
