@@ -219,14 +219,21 @@ class Curve:
 
     @staticmethod
     def _scale(looks: Sequence[Look], needs_bytes: int) -> float:
-        """All the work in which pages may need that much, by what was seen of it; 0: nothing."""
+        """All the work in which pages may need that much, by what was seen of it; 0: no look."""
         all_s = seen_s = 0.0
+        is_seen = False
         for before, now in pairwise(looks):
             if now.used_bytes > needs_bytes:
                 work_s = now.work_s - before.work_s
                 all_s += work_s
-                seen_s += work_s * (before.limit_bytes <= needs_bytes)
-        return min(_SCALE_MAX, all_s / seen_s) if seen_s > 0 else 0.0
+                if before.limit_bytes <= needs_bytes:
+                    is_seen = True
+                    seen_s += work_s
+        if not is_seen:
+            return 0.0
+        if not all_s:  # too little processor time for the kernel's clock
+            return 1.0
+        return min(_SCALE_MAX, all_s / seen_s) if seen_s > 0 else _SCALE_MAX
 
     def at(self, limit_bytes: int) -> float:
         """Page-ins under the limit, between those of the grid in proportion."""

@@ -34,6 +34,9 @@ _LOSES_MAX: Final = 4.0
 _ENDS: Final = 2.0
 """After so many times that it is ended: something else is slow."""
 
+_COLD_MAX: Final = 5.0
+"""Paging lengthens a job's own processor time at most so many times."""
+
 _ASKS_S: Final = 5.0
 """A job that waits for its user's input for so long, without a break, is ended."""
 
@@ -227,7 +230,8 @@ def work_of(
 
     A job that pages takes more processor time for the same work, as its caches are cold. What the
     second run took without a limit, at its end, is compared with the end of the first run. The rest
-    is what it did with a limit.
+    is what it did with a limit. Two runs never take quite the same time, so that rest may come out
+    as nothing where the limit was taken away early; it is at least what `_COLD_MAX` leaves.
 
     Args:
         user_s: processor time of the second run, at each look.
@@ -236,6 +240,7 @@ def work_of(
         lifted_s: of the second run when its limit was taken away; None: it was not.
     """
     limited_s = end_s if lifted_s is None else lifted_s
-    done_s = max(0.0, whole_s - (end_s - limited_s))
+    evenly_s = limited_s * whole_s / end_s if end_s else 0.0
+    done_s = max(evenly_s / _COLD_MAX, whole_s - (end_s - limited_s))
     share = done_s / limited_s if limited_s else 1.0
     return [now_s * share if now_s <= limited_s else done_s + now_s - limited_s for now_s in user_s]

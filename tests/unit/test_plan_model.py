@@ -184,6 +184,19 @@ def test_memory_that_the_job_had_not_yet_is_no_reason_to_scale() -> None:
     assert curve.at(PEAK // 2) == 100.0
 
 
+@pytest.mark.parametrize(("after_s", "scale"), [(0.0, 1.0), (1.0, 10.0)])
+def test_pages_count_although_no_work_was_measured_with_the_limit(
+    after_s: float, scale: float
+) -> None:
+    looks = [
+        Look(0, 0.0, PEAK // 2, PEAK, 0, 0),
+        Look(1, 0.0, 2 * PEAK, PEAK, 0, 0),
+        Look(2, after_s, 2 * PEAK, PEAK, 0, 0),
+    ]
+    curve = Curve([Miss(PEAK // 2, PEAK * 6 // 10, 7.0)], looks, PEAK)
+    assert curve.at(PEAK // 2) == 7.0 * scale
+
+
 def test_of_the_first_pages_that_went_out_some_came_back() -> None:
     kinds = array("B", [WRITE, WRITE, WRITE, READ, DISCARD, READ, WRITE, READ])
     events = PageEvents(array("Q", range(8)), kinds, array("Q", [1, 2, 3, 1, 2, 2, 4, 4]), 1, 0)

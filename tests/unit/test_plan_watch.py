@@ -130,5 +130,10 @@ def test_what_ran_without_a_limit_is_measured_from_the_end() -> None:
     assert work == pytest.approx([0.3, 0.6, 0.8, 1.0])
 
 
-def test_more_work_without_a_limit_than_there_was_means_none_with_one() -> None:
-    assert work_of([1.0], 3.0, 1.0, 1.0) == [0.0]
+def test_a_run_that_took_longer_without_a_limit_than_the_first_did_some_work_with_one() -> None:
+    # 1 s, and then 2 s for what the first run did in 1 s: at least a fifth of an even share.
+    assert work_of([1.0, 3.0], 3.0, 1.0, 1.0) == pytest.approx([1 / 15, 2 + 1 / 15])
+
+
+def test_a_job_without_processor_time_has_done_no_work() -> None:
+    assert work_of([0.0, 0.0], 0.0, 0.0, 0.0) == [0.0, 0.0]
