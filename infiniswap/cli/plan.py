@@ -303,13 +303,16 @@ class _Planning:
         from infiniswap.planning.watch import LIMIT_BYTES_MIN
 
         assert whole.summary is not None
-        elapsed_s, peak = whole.summary.elapsed_s, whole.peak_bytes
-        args, probe = self._request.args, self._probe
+        args, probe, peak = self._request.args, self._probe, whole.peak_bytes
+        first_s = whole.summary.elapsed_s
+        elapsed_s = first_s - (probe.ahead_s if probe else 0.0)
         notes = [*_notes(code, whole, limited, probe, self._has_donors), *self._notes]
         model: Model | None = None
         best: Point | None = None
         if probe is not None:
-            model = fit(elapsed_s, peak, probe, history.read(self._past))
+            held_bytes = whole.summary.anon_peak_bytes
+            past = history.read(self._past)
+            model = fit(elapsed_s, peak, probe, past, held_bytes=held_bytes)
             try:
                 history.add(self._past, measured(elapsed_s, probe))
             except InfiniswapError as error:
@@ -322,6 +325,7 @@ class _Planning:
             command=shlex.join(self._request.command),
             exit_code=code,
             elapsed_s=elapsed_s,
+            first_elapsed_s=first_s,
             peak_bytes=peak,
             probe_limit_bytes=probe.limit_bytes if probe else None,
             probe_elapsed_s=probe.elapsed_s if probe else 0.0,

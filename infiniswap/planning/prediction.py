@@ -24,6 +24,10 @@ OUT_WEIGHT: Final = 0.35
 _PAGE_S: Final = 60e-6
 """Of a page-in, where nothing has been measured."""
 
+_NEAR: Final = 0.85
+"""Limits above this share of the peak are not recommended: what a job loses there is not told by
+its pages. Measured: 10 to 40 % with few pages or none (docs/planning.md)."""
+
 _FEW_PAGES: Final = 2000.0
 """A run that has moved so many pages counts as much as what is known from earlier plans."""
 
@@ -40,6 +44,7 @@ class Probe:
         found: the page-ins, each with what it needs; empty: they could not be told apart.
         looks: at it, in order.
         first: pages that went out first.
+        ahead_s: how much sooner than the run without a limit it came to its own limit.
     """
 
     elapsed_s: float
@@ -50,6 +55,7 @@ class Probe:
     found: Sequence[Miss]
     looks: Sequence[Look]
     first: First = First()
+    ahead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,7 @@ class Model:
     Attributes:
         elapsed_s: its time without a limit.
         peak_bytes: the most memory that it used.
+        held_bytes: the most that it held, with what it had given up and may take again.
         curve: page-ins against the limit.
         outs_again: page-outs for each page-in, beyond the first one of each page.
         page_s: what a page costs.
@@ -98,6 +105,7 @@ class Model:
 
     elapsed_s: float
     peak_bytes: int
+    held_bytes: int
     curve: Curve
     outs_again: float
     page_s: float
@@ -116,7 +124,8 @@ class Model:
         return tuple(self.at(limit_of(self.peak_bytes, share)) for share in SHARES)
 
     def smallest(self, slowdown: float) -> Point:
-        """The least limit, in whole MiB, with at most that slowdown."""
+        """The least limit, in whole MiB, with at most that slowdown; close to the peak: all that
+        the job holds."""
         low, high = 1, max(1, -(-self.peak_bytes // MIB))  # at `high` nothing is paged
         while low < high:
             middle = (low + high) // 2
@@ -124,6 +133,8 @@ class Model:
                 high = middle
             else:
                 low = middle + 1
+        if high * MIB > _NEAR * self.peak_bytes:
+            high = -(-self.held_bytes // MIB)
         return self.at(high * MIB)
 
 
@@ -138,7 +149,14 @@ def measured(elapsed_s: float, probe: Probe) -> Measured:
     return Measured(pages, max(0.0, probe.elapsed_s - elapsed_s))
 
 
-def fit(elapsed_s: float, peak_bytes: int, probe: Probe, history: Sequence[Measured] = ()) -> Model:
+def fit(
+    elapsed_s: float,
+    peak_bytes: int,
+    probe: Probe,
+    history: Sequence[Measured] = (),
+    *,
+    held_bytes: int = 0,
+) -> Model:
     """The model of a job.
 
     Args:
@@ -146,6 +164,7 @@ def fit(elapsed_s: float, peak_bytes: int, probe: Probe, history: Sequence[Measu
         peak_bytes: the most memory that it used.
         probe: of its run with one.
         history: what earlier plans measured on this host.
+        held_bytes: the most that it held, with what it had given up and may take again.
     """
     own = measured(elapsed_s, probe)
     first = max(0, peak_bytes - probe.limit_bytes) / PAGE_BYTES
@@ -154,6 +173,7 @@ def fit(elapsed_s: float, peak_bytes: int, probe: Probe, history: Sequence[Measu
     return Model(
         elapsed_s,
         peak_bytes,
+        max(held_bytes, peak_bytes),
         Curve(found, probe.looks, peak_bytes, probe.first),
         min(1.0, again),
         _ratio(own.lost_s, own.pages, _cost(history)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -36,6 +37,9 @@ _ENDS: Final = 2.0
 
 _COLD_MAX: Final = 5.0
 """Paging lengthens a job's own processor time at most so many times."""
+
+_AHEAD_LOOKS: Final = 5
+"""The last ones without paging that tell how far a run is ahead of the first one."""
 
 _ASKS_S: Final = 5.0
 """A job that waits for its user's input for so long, without a break, is ended."""
@@ -160,6 +164,8 @@ class LimitedWatch(JobWatch):
             limit_of(whole.peak_bytes, _SHARE), LIMIT_BYTES_MIN
         )
         self.lifted: Reached | None = None
+        self._ahead_s: deque[float] = deque(maxlen=_AHEAD_LOOKS)
+        self._is_full = False
 
     def look(self, cgroup: MemoryCgroup) -> bool:
         """Notes what there is, and takes the limit away when it is time."""
@@ -168,12 +174,26 @@ class LimitedWatch(JobWatch):
         lost_s = self.at_s - work_s
         with contextlib.suppress(InfiniswapError):  # the job is ending
             self._note(cgroup, work_s)
+            self._compare(-lost_s)
             if lost_s >= _LOSES_MAX * self._whole_s and self.lifted is None:
                 cgroup.set_limit(self._all_bytes)
                 self._limit_now_bytes = self._all_bytes
                 self.lifted = Reached(self.at_s, self.user_s)
         self.cut = lost_s >= _ENDS * _LOSES_MAX * self._whole_s
         return self.cut
+
+    def _compare(self, ahead_s: float) -> None:
+        """Until it comes to its limit it is a second run without one. The first one waits for
+        files that are not cached yet, and for memory that its host has to be given."""
+        self._is_full = self._is_full or self._looks[-1].used_bytes > self.limit_bytes
+        if not self._is_full:
+            self._ahead_s.append(ahead_s)
+
+    @property
+    def ahead_s(self) -> float:
+        """Seconds by which it was ahead of the first run when it came to its limit; 0: it was not.
+        The least of several looks, as a job that waits is ahead only in appearance."""
+        return max(0.0, min(self._ahead_s, default=0.0))
 
     def _note(self, cgroup: MemoryCgroup, work_s: float) -> None:
         values = parse_meminfo(read_text(PROC / "meminfo", "cannot read the memory figures"))
@@ -220,6 +240,7 @@ class LimitedWatch(JobWatch):
             pages,
             looks,
             first_of(events, self._whole.peak_bytes) if events else First(),
+            self.ahead_s,
         )
 
 

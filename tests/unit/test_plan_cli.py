@@ -75,12 +75,25 @@ def test_forget_empties_the_history(
 # -------------------------------------------------------------------------------- results
 
 
-def planned() -> Planned:
+def planned(first_s: float = 10.0, slowdown: float = 2.0) -> Planned:
     size, limit = 100 * MIB, 45 * MIB
     looks = (Look(0, 0.0, limit, size, 0, 0), Look(1, 10.0, limit, size, 0, 0))
     model = fit(10.0, size, Probe(30.0, 1.0, limit, 200_000, 14_000, (), looks))
-    best = model.smallest(1.1)
-    head = ("python prep.py", 0, 10.0, size, limit, 30.0, 200_000, 1.0, 100.0, 0.0, 1.1)
+    best = model.smallest(slowdown)
+    head = (
+        "python prep.py",
+        0,
+        10.0,
+        first_s,
+        size,
+        limit,
+        30.0,
+        200_000,
+        1.0,
+        100.0,
+        0.0,
+        slowdown,
+    )
     return Planned(*head, best, "infiniswap run --local 90M", model.points(), ["a remark"])
 
 
@@ -95,8 +108,19 @@ def test_the_table_has_a_line_for_each_limit_and_names_the_command() -> None:
     assert "10.0 s without a limit, and 100 MiB of memory" in said
     assert "measured with 45.0 MiB and more: 30.0 s, 200000 page-ins" in said
     assert "a remark" in said
-    assert "a slowdown of at most 1.1 needs a limit of" in said
+    assert "the first run" not in said
+    assert "a slowdown of at most 2 needs a limit of" in said
     assert said.endswith("Type: infiniswap run --local 90M")
+
+
+def test_a_first_run_that_was_slower_is_mentioned() -> None:
+    said = "\n".join(report.lines(planned(12.5)))
+    assert "the first run took 12.5 s; the second one came to its limit 2.5 s sooner" in said
+
+
+def test_close_to_the_peak_it_says_why_all_memory_is_recommended() -> None:
+    said = "\n".join(report.lines(planned(slowdown=1.1)))
+    assert "a slowdown of at most 1.1 needs all of its memory, 100 MiB: close below that" in said
 
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:

@@ -266,7 +266,20 @@ def test_the_smallest_limit_keeps_the_slowdown_and_one_mib_less_does_not(
     model = model_of(found)
     best = model.smallest(slowdown)
     assert best.slowdown <= slowdown
-    assert best.limit_bytes == MIB or model.at(best.limit_bytes - MIB).slowdown > slowdown
+    if best.limit_bytes < model.peak_bytes:
+        assert best.limit_bytes == MIB or model.at(best.limit_bytes - MIB).slowdown > slowdown
+
+
+def test_close_to_the_peak_all_that_the_job_holds_is_recommended() -> None:
+    looks = (Look(0, 0.0, 50 * MIB, 100 * MIB, 0, 0), Look(1, 2.0, 50 * MIB, 100 * MIB, 0, 0))
+    probe = Probe(4.0, 1.0, 50 * MIB, 100_000, 100_000, (), looks)
+    model = fit(2.0, 100 * MIB, probe, held_bytes=110 * MIB)
+    assert model.smallest(1.01).limit_bytes == 110 * MIB
+    assert model.smallest(1.01).remote_bytes == 0
+    assert fit(2.0, 100 * MIB, probe).smallest(1.01).limit_bytes == 100 * MIB
+    limits = [model.smallest(1.0 + step / 100).limit_bytes for step in range(1, 120)]
+    assert min(limits) < 60 * MIB
+    assert all(limit <= 85 * MIB or limit == 110 * MIB for limit in limits)
 
 
 def test_the_second_run_is_met_where_it_was_measured() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from infiniswap.device.jobs.usage import Summary
 from infiniswap.planning.watch import LimitedWatch, Reached, WholeWatch, work_of
 from infiniswap.system.block_trace import READ, WRITE, PageEvents
 from infiniswap.system.cgroup import MemoryCgroup
+from infiniswap.system.touched import UserTime
 from infiniswap.units import MIB, PAGE_BYTES
 
 ALL = 1 << 40
@@ -85,6 +87,48 @@ def test_a_run_that_loses_twice_as_much_is_ended_and_tells_nothing(cgroup: Memor
     assert any(watch.look(cgroup) for _ in range(3))
     watch.ended(summary(1.0))
     assert watch.probe(None) is None
+
+
+def small(cgroup: MemoryCgroup, mib: int) -> None:
+    """It has so much in memory, and nothing on swap."""
+    (cgroup.path / "memory.stat").write_text(f"total_inactive_anon {mib * MIB}\ntotal_swap 0\n")
+
+
+@pytest.fixture
+def ahead(cgroup: MemoryCgroup, monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
+    """How far a second run is found to be ahead that has done so much at each look, all of them
+    right at its start, and has so many MiB then."""
+
+    def measure(work_s: Sequence[float], mib: Sequence[int]) -> float:
+        watch = LimitedWatch(whole(1000.0), "/dev/nowhere", ALL)
+        for user_s, size in zip(work_s, mib, strict=True):
+            monkeypatch.setattr(UserTime, "add", lambda *_, user_s=user_s: user_s / 1000.0)
+            small(cgroup, size)
+            watch.look(cgroup)
+        return watch.ahead_s
+
+    return measure
+
+
+def test_a_second_run_that_comes_to_its_limit_sooner_is_ahead(
+    ahead: Callable[..., float],
+) -> None:
+    assert ahead([100, 200, 300, 900], [31, 31, 31, 33]) == pytest.approx(100.0, abs=1.0)
+
+
+def test_a_job_that_waits_is_ahead_only_in_appearance(ahead: Callable[..., float]) -> None:
+    # The least of the last five looks.
+    work_s = [1, 2, 230, 900, 240, 210, 220]
+    assert ahead(work_s, [31] * 7) == pytest.approx(210.0, abs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("work_s", "mib"), [([], []), ([500], [33]), ([500, 0], [31, 31]), ([0, 500], [33, 1])]
+)
+def test_a_second_run_is_not_ahead_that_paged_at_once_or_was_slower(
+    ahead: Callable[..., float], work_s: list[float], mib: list[int]
+) -> None:
+    assert ahead(work_s, mib) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_job_that_is_gone_costs_no_look(cgroup: MemoryCgroup) -> None:

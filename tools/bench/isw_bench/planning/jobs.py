@@ -64,7 +64,7 @@ def _redis(bench: Bench, _: Path, size: float) -> list[str]:
 
 
 def _scan(_: Bench, __: Path, size: float) -> list[str]:
-    return _python(PROGRAMS / "scan.py", int(size), 60)
+    return _python(PROGRAMS / "scan.py", int(size), 120)
 
 
 SCORED: Mapping[str, ScoreJob] = {

@@ -89,6 +89,8 @@ def _score(scorer: _Scorer, bench: Bench, job: ScoreJob, command: list[str]) -> 
     """A plan, and the runs that judge it."""
     bench.say(f"{job.key}: plan")
     plan = scorer.plan(command)
+    if plan["recommended"] is None:
+        raise UsageError(f"{job.key}: nothing is recommended: {'; '.join(plan['notes'])}")
     peak = plan["peak_bytes"]
     runs = []
     for share in _SHARES:
@@ -115,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     """Scores; returns 1 when the score does not keep its bounds.
 
     Raises:
-        UsageError: not root, or no such job.
+        UsageError: not root, no such job, or a plan that predicts nothing.
     """
     if os.geteuid() != 0:
         raise UsageError("bench-plan makes swap areas and memory cgroups, which needs root")
