@@ -59,40 +59,57 @@ def watch(process: subprocess.Popen[bytes], paths: DevicePaths) -> dict[str, Any
         paths: of the device that it uses.
     """
     seen: dict[str, Any] = {}
-    before = 0
-    with contextlib.suppress(InfiniswapError):  # it may be made by the run
-        before = client.status(paths).stats["pages_in_remote"]
+    look = _Look(process.pid, paths)
     end_s = time.monotonic() + SEEN_S_MAX
     while not seen and process.poll() is None and time.monotonic() < end_s:
         time.sleep(_TICK_S)
         with contextlib.suppress(InfiniswapError, OSError):
-            seen = _seen(process.pid, paths, before)
+            seen = look.seen()
     process.send_signal(signal.SIGTERM if seen else signal.SIGKILL)
     stdout, stderr = process.communicate(timeout=SEEN_S_MAX)
     seen |= {"exit_code": process.returncode, "said": stdout.decode() + stderr.decode()}
     return seen | {"left": [cgroup.name for cgroup in find_job_cgroups()]}
 
 
-def _seen(pid: int, paths: DevicePaths, before: int) -> dict[str, Any]:
-    """Nothing as long as the job has got no page back from a donor."""
-    cgroups = [found for found in find_job_cgroups() if f"-{pid}-" in found.name]
-    status = client.status(paths)
-    pids = [pid for cgroup in cgroups for pid in cgroup.pids()]
-    # Until the job has started, it is the swap area's header that has come back.
-    if not pids or status.stats["pages_in_remote"] <= before:
-        return {}
-    (cgroup,), (job,) = cgroups, pids
-    return {
-        "cgroup": str(cgroup.path),
-        "below": Path(f"/proc/{job}/cgroup").read_text().strip().rpartition("/")[2],
-        "uid": Path(f"/proc/{job}").stat().st_uid,
-        "limits": {
-            name: (cgroup.path / name).read_text().strip()
-            for name in ("memory.max", "memory.high", "memory.swap.max")
-        },
-        "frontend": status.frontend,
-        "runs": status.runs == [pid],
-    }
+class _Look:
+    """Looks for a run whose job has got a page back from a donor.
+
+    Args:
+        pid: of the run.
+        paths: of the device that it uses.
+    """
+
+    def __init__(self, pid: int, paths: DevicePaths) -> None:
+        self._pid = pid
+        self._paths = paths
+        self._before: int | None = None
+
+    def _is_paged(self, cgroup: Path, pages_in: int) -> bool:
+        """Until the job has pages out, it is the swap area's header that has come back, or what
+        others have there."""
+        if self._before is None and int((cgroup / "memory.swap.current").read_text()):
+            self._before = pages_in
+        return self._before is not None and pages_in > self._before
+
+    def seen(self) -> dict[str, Any]:
+        """What there is; nothing as long as no page has come back."""
+        cgroups = [found for found in find_job_cgroups() if f"-{self._pid}-" in found.name]
+        status = client.status(self._paths)
+        pids = [pid for cgroup in cgroups for pid in cgroup.pids()]
+        if not pids or not self._is_paged(cgroups[0].path, status.stats["pages_in_remote"]):
+            return {}
+        (cgroup,), (job,) = cgroups, pids
+        return {
+            "cgroup": str(cgroup.path),
+            "below": Path(f"/proc/{job}/cgroup").read_text().strip().rpartition("/")[2],
+            "uid": Path(f"/proc/{job}").stat().st_uid,
+            "limits": {
+                name: (cgroup.path / name).read_text().strip()
+                for name in ("memory.max", "memory.high", "memory.swap.max")
+            },
+            "frontend": status.frontend,
+            "runs": status.runs == [self._pid],
+        }
 
 
 def check(seen: dict[str, Any], *, uid: int) -> None:
