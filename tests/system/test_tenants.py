@@ -90,8 +90,8 @@ def ask_until(device: Device, file: Path, wanted: dict[tuple[str, str], int]) ->
 
 @pytest.fixture
 def three() -> Iterator[Cluster]:
-    lender = SWEEP * SLAB + HEADROOM + 160 * MIB
-    with cluster_of([lender, 128 * MIB, 128 * MIB], HEADROOM, SETTINGS) as made:
+    memory = SWEEP * SLAB + HEADROOM + 160 * MIB  # each may have the pool, only h1 is asked
+    with cluster_of([memory] * 3, HEADROOM, SETTINGS) as made:
         yield made
 
 
