@@ -33,6 +33,6 @@ def test_a_job_is_planned_and_run(
     assert [run["local_bytes"] for run in job["runs"]] == sorted(
         (run["local_bytes"] for run in job["runs"]), reverse=True
     )
-    assert len(job["whole"]) == len(job["recommended"]) == 3
+    assert len(job["whole"]) == len(job["recommended"]) == 5
     assert all(run["exit_code"] == 0 for run in [*job["runs"], *job["whole"]])
     assert (tmp_path / "score.png").stat().st_size > 0
