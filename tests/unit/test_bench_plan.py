@@ -15,7 +15,6 @@ def job(
     real_s: tuple[float, ...] = (12.0, 20.0),
     whole_s: tuple[float, ...] = (10.0, 20.0, 10.0),
     recommended_s: tuple[float, ...] = (11.0, 22.0, 90.0),
-    wanted: float = 1.1,
 ) -> dict[str, Any]:
     """A job of 100 MiB that is predicted 10 s, and 20 s with half of it."""
     curve = [
@@ -26,7 +25,7 @@ def job(
         "title": "a job",
         "plan": {
             "peak_bytes": 100 * MIB,
-            "slowdown": wanted,
+            "slowdown": 1.1,
             "recommended": {"limit_bytes": 90 * MIB},
             "curve": curve,
         },
@@ -51,17 +50,11 @@ def test_what_was_foreseen_is_kept() -> None:
         {"real_s": (15.0, 24.0)},  # median: 20 and 17 %
         {"real_s": (12.0, 14.0)},  # worst: 43 %
         {"recommended_s": (12.1, 24.2, 12.1)},  # 1.21 for a wanted 1.1
-        {"wanted": 1.3},  # more memory than was needed
+        {"recommended_s": (9.9, 19.8, 9.9)},
     ],
 )
 def test_what_was_not_is_noticed(broken: dict[str, Any]) -> None:
     assert not tables.verdict([job(**broken)])[1]
-
-
-def test_no_limit_makes_a_job_faster() -> None:
-    found = job(recommended_s=(8.0, 16.0, 8.0))
-    assert tables.slowdown_errors([found]) == [0.1]
-    assert tables.verdict([found])[1]
 
 
 def test_a_machine_that_slows_down_between_pairs_changes_no_slowdown() -> None:

@@ -36,8 +36,8 @@ def errors(jobs: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def slowdown_errors(jobs: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Of the recommended limits. No limit makes a job faster: below 1 is noise, and counts as 1."""
-    return [round(abs(max(1.0, _slowdown(job)) - job["plan"]["slowdown"]), 3) for job in jobs]
+    """Of the recommended limits."""
+    return [abs(_slowdown(job) - job["plan"]["slowdown"]) for job in jobs]
 
 
 def _slowdown(job: Mapping[str, Any]) -> float:
