@@ -36,6 +36,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.machine import beside
+from support.machine.elsewhere import write_reports
 from support.machine.guestrun import remote
 from support.machine.runmode import FULL, IN_CI, IN_GUEST
 
@@ -207,6 +209,9 @@ def _missing(marker: str, args: tuple[str, ...]) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    write_reports(config)
+    if beside.is_wanted(config):
+        config.pluginmanager.register(beside.Beside())
     config.addinivalue_line("markers", "kernels(*names): the guest's, one test for each")
     config.addinivalue_line("markers", "machine(hosts, memory, cpus): what the guest must be")
     config.addinivalue_line("markers", "needs_debs: the host makes packages for the guest")
@@ -235,8 +240,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Swap belongs to the whole host: in two test runs at once, each would find the other's pages
     in its swap areas. So tests that swap wait for those of other runs."""
-    if item.get_closest_marker("requires_swap") is None or remote(item):
-        return (yield)  # a guest has swap of its own
+    if item.get_closest_marker("requires_swap") is None:
+        return (yield)
+    if remote(item) or beside.is_beside(item):  # a guest has swap of its own; the other waits
+        return (yield)
     if _missing("requires_swap", ()):
         return (yield)
     # One place for all of them, whatever TMPDIR says; tests that swap are root's.

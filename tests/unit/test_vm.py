@@ -14,7 +14,7 @@ from qemu_vm import accel, cache, commands, initrd, kernels, machine, plan, qemu
 from qemu_vm.cli import main, split
 from qemu_vm.kernels import Kernel
 from qemu_vm.plan import Plan, check, environment
-from support.machine import guestrun
+from support.machine import elsewhere, guestrun
 from support.machine.guestrun import (
     GUEST_TESTS,
     Kind,
@@ -339,7 +339,7 @@ class _Guest:
     def reports(self, nodeid: str) -> list[pytest.TestReport]:
         assert nodeid in self.nodeids
         self.is_lost = self.dies
-        return [guestrun.report_of(nodeid, "failed" if self.is_lost else "passed", "")]
+        return [elsewhere.report_of(nodeid, "failed" if self.is_lost else "passed", "")]
 
     def close(self) -> None:
         self.is_closed = True

@@ -11,16 +11,12 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from support.machine.guestrun import GuestRuns, parameters_of, put_together, remote, write_report
-from support.machine.runmode import FULL, IN_GUEST
+from support.machine.elsewhere import pass_on
+from support.machine.guestrun import GuestRuns, parameters_of, put_together, remote
+from support.machine.runmode import FULL
 from support.machine.wheels import make_test_debs
 
 _RUNS = pytest.StashKey[GuestRuns]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if IN_GUEST:
-        config.pluginmanager.register(_Writer(config))
 
 
 @pytest.hookimpl(tryfirst=True)  # ids begin with it, here and in the guest, whatever is collected
@@ -54,11 +50,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     if not remote(item):
         return None
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in item.session.stash[_RUNS].reports(item):
-        report.location = item.location
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    pass_on(item, item.session.stash[_RUNS].reports(item))
     return True
 
 
@@ -75,21 +67,3 @@ class _GoesOn:
 
     def pytest_runtest_logfinish(self) -> None:
         self._runs.go_on()
-
-
-class _Writer:
-    """Tells the pytest outside what has come of each test."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        hook = self._config.hook.pytest_report_to_serializable
-        write_report(hook(config=self._config, report=report))
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        write_report({"finished": nodeid})
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            write_report({"broken": f"{report.nodeid}: {report.longreprtext}"})

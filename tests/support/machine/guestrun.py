@@ -2,30 +2,22 @@
 """Runs the tests of tests/vm/guest in virtual machines, and reports each as if it had run here.
 
 Outside: the tests are collected as usual (so -k, -x and node ids work), but they run in a machine
-that is booted for all of the same kind. It writes each report to a file on the share as soon as it
-has it; those are passed on, with their tracebacks and captured output, when pytest comes to the
-test. When a machine dies, the test that it was at fails with what the kernel said, and another one
-is booted for the rest.
+that is booted for all of the same kind. When a machine dies, the test that it was at fails with
+what the kernel said, and another one is booted for the rest.
 
 The first machine runs beside the tests of this host, which wait for disks and peers much of the
 time; it has what they leave of the processors.
 
-Inside (INFINISWAP_VM is set): the tests simply run. This module then only writes the reports.
+Inside (INFINISWAP_VM is set): the tests simply run.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,18 +26,15 @@ import pytest
 from qemu_vm import commands, kernels, plan
 
 from infiniswap.errors import InfiniswapError
+from support.machine.elsewhere import REPORTS, OtherPytest, report_of
 from support.machine.priority import LOWEST
 from support.machine.runmode import FULL, IN_CI, IN_GUEST
 
 ROOT = Path(__file__).resolve().parents[3]
 GUEST_TESTS = ROOT / "tests" / "vm" / "guest"
-REPORTS = "INFINISWAP_VM_REPORTS"
 TEST_S_MAX = 900
 """A test's own bound in a guest, unless its `timeout` marker says otherwise."""
 _RUN_S_MAX = 6 * 3600
-_TICK_S = 0.1
-_END_S = 60.0
-_SHOWN = 6000
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +97,7 @@ def parameters_of(marker: pytest.Mark | None, *, full: bool) -> list[Any]:
     ]
 
 
-# ---------------------------------------------------------------------------- inside
-
-
-def write_report(entry: dict[str, Any]) -> None:
-    """Adds a line to this machine's report file, where there is one."""
-    if directory := os.environ.get(REPORTS):
-        path = Path(directory) / f"{os.environ['INFINISWAP_VM_HOST']}.jsonl"
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry, default=str) + "\n")
-
-
-# ---------------------------------------------------------------------------- outside
-
-
-class Guest:
+class Guest(OtherPytest):
     """Machines that run tests, booted once.
 
     Args:
@@ -132,127 +107,20 @@ class Guest:
         low: whether others of this session's tests run meanwhile.
     """
 
+    what = "the machine"
+    end_signal = signal.SIGTERM
+
     def __init__(self, kind: Kind, nodeids: list[str], config: pytest.Config, *, low: bool) -> None:
         self.kind = kind
-        self._nodeids = nodeids
-        self._config = config
-        self._share = Path(tempfile.mkdtemp(prefix="infiniswap-vm-tests-"))
-        self._files = [
-            _Lines(self._share / f"h{number}.jsonl") for number in range(1, kind.hosts + 1)
-        ]
-        self._reports: dict[str, list[tuple[int, pytest.TestReport]]] = {}
-        self._finished: dict[str, set[int]] = {}
-        self._broken = ""
-        self.is_lost = False
-        """It died at a test; those after that have not run."""
+        share = Path(tempfile.mkdtemp(prefix="infiniswap-vm-tests-"))
         argv = [str(ROOT / "tools/vm"), "--kernel", kind.kernel, "--hosts", str(kind.hosts)]
-        argv += ["--memory", kind.memory, "--share", str(self._share)]
+        argv += ["--memory", kind.memory, "--share", str(share)]
         argv += ["--timeout", str(_RUN_S_MAX), "--env", f"{REPORTS}=/run/vm/share"]
         argv += ["--cpus", str(kind.cpus)] if kind.cpus else []
         argv += ["--", sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", "-q"]
-        argv += ["-o", f"timeout={TEST_S_MAX}", *nodeids]
-        self._log = (self._share / "log").open("w+b")
-        self._process = subprocess.Popen(
-            [*(LOWEST if low else ()), *commands.dying_with_us(*argv)],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
-
-    def reports(self, nodeid: str) -> list[pytest.TestReport]:
-        """A test's reports, when it has run; a failure when the machine has died.
-
-        Every machine runs it; those of the first one are taken, and failures of the others.
-        """
-        while not self._has(nodeid):
-            ended = self._process.poll() is not None
-            self._read()
-            if self._has(nodeid):
-                break
-            if ended:
-                self.is_lost = True
-                return [self._lost(nodeid)]
-            time.sleep(_TICK_S)
-        reports = self._reports.get(nodeid, [])
-        return [report for host, report in reports if host == 0 or report.failed]
-
-    def is_done(self) -> bool:
-        """Whether the machines have ended and every test has run."""
-        if self._process.poll() is None:
-            return False
-        self._read()
-        return all(self._has(nodeid) for nodeid in self._nodeids)
-
-    def _has(self, nodeid: str) -> bool:
-        return len(self._finished.get(nodeid, ())) == len(self._files)
-
-    def close(self) -> None:
-        """Ends the machines and removes their files."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._log.close()
-        shutil.rmtree(self._share, ignore_errors=True)
-
-    def _read(self) -> None:
-        for number, file in enumerate(self._files):
-            for entry in file.new():
-                if "finished" in entry:
-                    self._finished.setdefault(entry["finished"], set()).add(number)
-                elif "broken" in entry:
-                    self._broken += entry["broken"] + "\n"
-                else:
-                    self._take(number, entry)
-
-    def _take(self, number: int, entry: dict[str, Any]) -> None:
-        hook = self._config.hook.pytest_report_from_serializable
-        report = hook(config=self._config, data=entry)
-        assert isinstance(report, pytest.TestReport)
-        longrepr: object = report.longrepr
-        if isinstance(longrepr, list):  # of a skipped test: a tuple, but not to JSON
-            path, line, reason = longrepr
-            report.longrepr = (path, line, reason)
-        if len(self._files) > 1:
-            report.sections.insert(0, ("machine", f"h{number + 1}"))
-        self._reports.setdefault(report.nodeid, []).append((number, report))
-
-    def _lost(self, nodeid: str) -> pytest.TestReport:
-        log = (self._share / "log").read_text(errors="replace").strip()[-_SHOWN:]
-        what = self._broken or f"the machine ended (status {self._process.returncode}):\n{log}"
-        return report_of(nodeid, "failed", what)
-
-
-class _Lines:
-    """A file that grows: what is new in it, line by line."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._at = 0
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
-            file.seek(self._at)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._at += len(line)
-                yield json.loads(line)
-
-
-def report_of(nodeid: str, outcome: str, text: str) -> pytest.TestReport:
-    """A report of a test that has not run."""
-    longrepr: Any = text
-    if outcome == "skipped":
-        longrepr = (nodeid.partition("::")[0], 0, f"Skipped: {text}")
-    location = (nodeid.partition("::")[0], 0, nodeid.partition("::")[2])
-    when = "setup" if outcome == "skipped" else "call"  # else pytest would call it an error
-    return pytest.TestReport(nodeid, location, {}, outcome, longrepr, when)  # type: ignore[arg-type]
+        argv += ["-o", f"timeout={TEST_S_MAX}"]
+        argv = [*(LOWEST if low else ()), *commands.dying_with_us(*argv)]
+        super().__init__(argv, nodeids, share, hosts=kind.hosts, config=config)
 
 
 class GuestRuns:
