@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -45,7 +46,7 @@ import os
 
 import pytest
 
-@pytest.mark.parametrize("word", ["a b", "[c]", "é"])
+@pytest.mark.parametrize("word", ["", "a b", "[c]", "é", "a::b/c"])
 def test_passes(word):
     pass
 
@@ -86,7 +87,12 @@ def project(tmp_path: Path, project_root: Path) -> Path:
 def _pytest(project: Path, *argv: str) -> subprocess.Popen[str]:
     line = [sys.executable, "-m", "pytest", *argv]
     return subprocess.Popen(
-        line, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        line,
+        cwd=project,
+        env={**os.environ, "TMPDIR": str(project)},  # one that is killed leaves files
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -106,7 +112,7 @@ def _processes(project: Path) -> dict[str, set[str]]:
 
 def test_a_whole_run_is_told_as_one(project: Path) -> None:
     text = _output(project, "-rs", "--durations=0", "-vv")
-    assert "2 failed, 5 passed, 1 skipped, 1 xfailed" in text
+    assert "2 failed, 7 passed, 1 skipped, 1 xfailed" in text
     assert "what it printed" in text  # of the test that fails
     assert "assert 1 == 2" in text
     assert "for that reason" in text

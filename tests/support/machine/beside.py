@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from qemu_vm import commands
 
-from support.machine.elsewhere import REPORTS, OtherPytest, pass_on
+from support.machine.elsewhere import REPORTS, OtherPytest, choose, pass_on
 from support.machine.priority import at_nice
 
 ROOMS = ("c", "fuzz", "integration", "unit")
@@ -75,7 +75,9 @@ class Beside:
 def begin(nodeids: Sequence[str], config: pytest.Config) -> OtherPytest:
     """A second pytest on this machine."""
     share = Path(tempfile.mkdtemp(prefix="infiniswap-tests-"))
-    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
+    choose(share, nodeids)
+    rooms = [str(path) for room in ROOMS if (path := config.rootpath / "tests" / room).exists()]
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *rooms]
     argv = [*at_nice(_NICE), *commands.dying_with_us(*argv)]
     environ = {**os.environ, REPORTS: str(share)}
     return OtherPytest(argv, nodeids, share, environ=environ, config=config)

@@ -4,7 +4,8 @@ to a file as soon as it has it; here they are passed on, with their tracebacks a
 when this pytest comes to the test. When the other one dies, the test that it was at fails with what
 it said.
 
-There (INFINISWAP_TEST_REPORTS names the directory of that file), the tests simply run.
+There (INFINISWAP_TEST_REPORTS names the directory of that file), the tests simply run: of those
+that are collected, the ones in the file `tests`, where there is one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pytest
 
 REPORTS = "INFINISWAP_TEST_REPORTS"
 _HOST = "INFINISWAP_VM_HOST"
+_NAMES = "tests"
 _TICK_S = 0.1
 _END_S = 60.0
 _SHOWN = 6000
@@ -38,6 +40,18 @@ def write_reports(config: pytest.Config) -> None:
     if directory := os.environ.pop(REPORTS, ""):
         path = Path(directory) / f"{os.environ.get(_HOST, 'h1')}.jsonl"
         config.pluginmanager.register(_Writer(config, path))
+        if (names := Path(directory) / _NAMES).exists():
+            config.pluginmanager.register(_Chooser(frozenset(json.loads(names.read_text()))))
+
+
+class _Chooser:
+    """Leaves out all other tests."""
+
+    def __init__(self, nodeids: frozenset[str]) -> None:
+        self._nodeids = nodeids
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if item.nodeid in self._nodeids]
 
 
 class _Writer:
@@ -75,12 +89,18 @@ def pass_on(item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
+def choose(share: Path, nodeids: Sequence[str]) -> None:
+    """Has a pytest run these tests only. A file: pytest finds not every test by its name, and there
+    may be more than fit into a command line."""
+    (share / _NAMES).write_text(json.dumps(nodeids))
+
+
 class OtherPytest:
     """A pytest that runs tests of this one, begun at once.
 
     Args:
-        argv: of it, before the tests.
-        nodeids: the tests, in their order.
+        argv: of it. It may collect other tests as well, if `choose` was called.
+        nodeids: the tests.
         share: a directory of its own for it, removed in the end. Its reports come there.
         hosts: machines on which it runs; each runs every test.
         environ: of it.
@@ -112,7 +132,7 @@ class OtherPytest:
         """It died at a test; those after that have not run."""
         self._log = (share / "log").open("w+b")
         self._process = subprocess.Popen(
-            [*argv, *nodeids],
+            argv,
             cwd=config.rootpath,
             env=environ,
             stdin=subprocess.DEVNULL,

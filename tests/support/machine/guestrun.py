@@ -118,7 +118,7 @@ class Guest(OtherPytest):
         argv += ["--timeout", str(_RUN_S_MAX), "--env", f"{REPORTS}=/run/vm/share"]
         argv += ["--cpus", str(kind.cpus)] if kind.cpus else []
         argv += ["--", sys.executable, "-B", "-m", "pytest", "-p", "no:cacheprovider", "-q"]
-        argv += ["-o", f"timeout={TEST_S_MAX}"]
+        argv += ["-o", f"timeout={TEST_S_MAX}", *nodeids]
         argv = [*(LOWEST if low else ()), *commands.dying_with_us(*argv)]
         super().__init__(argv, nodeids, share, hosts=kind.hosts, config=config)
 
