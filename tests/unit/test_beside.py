@@ -66,6 +66,10 @@ def test_dies():
 
 def test_after():
     pass
+
+@pytest.mark.parametrize("pid", [os.getpid()])
+def test_with_another_name_there(pid):
+    pass
 """
 
 
@@ -112,7 +116,7 @@ def _processes(project: Path) -> dict[str, set[str]]:
 
 def test_a_whole_run_is_told_as_one(project: Path) -> None:
     text = _output(project, "-rs", "--durations=0", "-vv")
-    assert "2 failed, 7 passed, 1 skipped, 1 xfailed" in text
+    assert "3 failed, 7 passed, 1 skipped, 1 xfailed" in text
     assert "what it printed" in text  # of the test that fails
     assert "assert 1 == 2" in text
     assert "for that reason" in text
@@ -121,6 +125,7 @@ def test_a_whole_run_is_told_as_one(project: Path) -> None:
     (here,) = seen.pop("test_here")
     assert all(here not in pids and len(pids) == 1 for pids in seen.values()), seen
     assert seen["test_fails"] == seen["test_dies"] != seen["test_after"]
+    assert len(set.union(*seen.values())) == 2
 
 
 @pytest.mark.parametrize("argv", [["tests"], ["-s"], ["--pdb", "-k", "passes or here"]])

@@ -39,7 +39,7 @@ class Beside:
 
     def __init__(self) -> None:
         self._nodeids: list[str] = []
-        self._other: OtherPytest | None = None
+        self._others: list[OtherPytest] = []  # the last one runs; those before died at a test
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Tests beside come last, so that they have run when they are asked for."""
@@ -54,22 +54,29 @@ class Beside:
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         self._nodeids = [item.nodeid for item in session.items if is_beside(item)]
         if self._nodeids and not session.testsfailed:
-            self._other = begin(self._nodeids, session.config)
+            self._others.append(begin(self._nodeids, session.config))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        if self._other is None or not is_beside(item):
+        if not self._others or not is_beside(item):
             return None
-        if self._other.is_lost:
-            self._other.close()
-            rest = self._nodeids[self._nodeids.index(item.nodeid) :]
-            self._other = begin(rest, item.config)
-        pass_on(item, self._other.reports(item.nodeid))
+        pass_on(item, self._reports(item))
         return True
 
+    def _reports(self, item: pytest.Item) -> list[pytest.TestReport]:
+        others = self._others
+        other = next((one for one in others if one.has(item.nodeid)), others[-1])
+        reports = other.reports(item.nodeid)
+        if not other.has(item.nodeid):
+            after = self._nodeids[self._nodeids.index(item.nodeid) + 1 :]
+            rest = [nodeid for nodeid in after if not any(one.has(nodeid) for one in others)]
+            if rest:
+                others.append(begin(rest, item.config))
+        return reports
+
     def pytest_sessionfinish(self) -> None:
-        if self._other is not None:
-            self._other.close()
+        for other in self._others:
+            other.close()
 
 
 def begin(nodeids: Sequence[str], config: pytest.Config) -> OtherPytest:

@@ -41,17 +41,19 @@ def write_reports(config: pytest.Config) -> None:
         path = Path(directory) / f"{os.environ.get(_HOST, 'h1')}.jsonl"
         config.pluginmanager.register(_Writer(config, path))
         if (names := Path(directory) / _NAMES).exists():
-            config.pluginmanager.register(_Chooser(frozenset(json.loads(names.read_text()))))
+            config.pluginmanager.register(_Chooser(json.loads(names.read_text())))
 
 
 class _Chooser:
     """Leaves out all other tests."""
 
-    def __init__(self, nodeids: frozenset[str]) -> None:
+    def __init__(self, nodeids: Sequence[str]) -> None:
         self._nodeids = nodeids
 
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if item.nodeid in self._nodeids]
+        found = {item.nodeid: item for item in items}
+        items[:] = [found[nodeid] for nodeid in self._nodeids if nodeid in found]
 
 
 class _Writer:
@@ -100,7 +102,7 @@ class OtherPytest:
 
     Args:
         argv: of it. It may collect other tests as well, if `choose` was called.
-        nodeids: the tests.
+        nodeids: the tests, in their order.
         share: a directory of its own for it, removed in the end. Its reports come there.
         hosts: machines on which it runs; each runs every test.
         environ: of it.
@@ -146,10 +148,10 @@ class OtherPytest:
 
         Every machine runs it; those of the first one are taken, and failures of the others.
         """
-        while not self._has(nodeid):
+        while not self.has(nodeid):
             ended = self._process.poll() is not None
             self._read()
-            if self._has(nodeid):
+            if self.has(nodeid):
                 break
             if ended:
                 self.is_lost = True
@@ -163,9 +165,10 @@ class OtherPytest:
         if self._process.poll() is None:
             return False
         self._read()
-        return all(self._has(nodeid) for nodeid in self._nodeids)
+        return all(self.has(nodeid) for nodeid in self._nodeids)
 
-    def _has(self, nodeid: str) -> bool:
+    def has(self, nodeid: str) -> bool:
+        """Whether the test had run at the last look."""
         return len(self._finished.get(nodeid, ())) == len(self._files)
 
     def close(self) -> None:
