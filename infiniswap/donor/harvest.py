@@ -35,9 +35,6 @@ from infiniswap.units import format_size_short
 log = logging.getLogger(__name__)
 
 _SAMPLE_S_MIN = 0.05
-_ALERT_S = 2.0
-"""After a hint, the figures are read often for this long; the kernel hints every two seconds."""
-
 _OF_PERIOD = 0.9
 """The page cache is read again after so much of a period: ticks come a little early or late."""
 
@@ -88,7 +85,6 @@ class Harvester:
         self._cache = CacheUse()
         self._cache_read_s = float("-inf")
         self._wake = asyncio.Event()
-        self._alert_until_s = float("-inf")
         self._upkeep: asyncio.Task[None] | None = None
         self._batches = Batches()
         self._evictions: set[asyncio.Task[None]] = set()
@@ -159,12 +155,11 @@ class Harvester:
             log.info("%s of page cache count as used: they are read again", format_size_short(used))
 
     def nudge(self) -> None:
-        """Reads the figures now, and often for a while: something hints at a shortage."""
-        self._alert_until_s = self._clock() + _ALERT_S
-        self._wake.set()
+        """Reads the figures now: something hints at a shortage, or the next free slab is wanted.
 
-    def top_up(self) -> None:
-        """Makes the next free slab at once: one was taken, and another may be wanted soon."""
+        One reading is enough: how much memory is left says when the next one is due. A job that
+        pages at its own limit makes the kernel hint every two seconds, on a host that has plenty.
+        """
         self._wake.set()
 
     async def run(self) -> None:
@@ -195,8 +190,6 @@ class Harvester:
             await self._end_tasks()
 
     def _pause_s(self) -> float:
-        if self._clock() < self._alert_until_s:
-            return self._sampling.sample_s_min
         pause_s = sample_s(self._sampling, self.policy.slack_bytes, self.pool.state().total)
         # A whole part of the period, so that some ticks come with those of the other loops.
         part_s = self._period_s / math.ceil(self._period_s / pause_s)

@@ -156,7 +156,7 @@ class Requests:
         self.table.mapped(lease.lease, info)
         if request.ahead:
             self.ahead.mapped(lease.lease, info)
-            self.harvester.top_up()  # the next one comes soon
+            self.harvester.nudge()  # the next one comes soon
         log.debug("%s: slab %d is in slot %d", session, request.slab, made.slot)
         return await self.rdma.map_answer(request.id, lease.lease, info)
 

@@ -310,13 +310,17 @@ async def test_cache_that_is_read_again_counts_as_used() -> None:
         await until(lambda: mapped(w) < 6)
 
 
-async def test_a_hint_of_pressure_reads_the_figures_at_once() -> None:
+async def test_a_hint_of_pressure_reads_the_figures_at_once_and_once() -> None:
     async with world(policy__period_s=60.0) as w:
-        await until(lambda: w.memory.reads > 0)
+        w.memory.total_bytes = 1024 * GIB
+        await until(lambda: w.donor.harvester.figures.total_bytes == 1024 * GIB)
         await asyncio.sleep(0.3)
         reads = w.memory.reads
         w.donor.harvester.nudge()
-        await until(lambda: w.memory.reads > reads + 2)
+        await until(lambda: w.memory.reads > reads)
+        # A host that has plenty is left alone, however often its jobs wait at their own limits.
+        await asyncio.sleep(0.3)
+        assert w.memory.reads == reads + 1
 
 
 @pytest.mark.parametrize(
