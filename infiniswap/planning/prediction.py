@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time of a job at each memory limit: its time without one, and what its pages cost.
 
-A second run with a limit tells which pages move at which limit (`misses`), and what a page costs
+A run with a limit tells which pages move at which limit (`misses`), and what a page costs
 this job on this host: the time that it lost, by the pages that it moved. Where it moved too few to
 tell, earlier plans on this host say what a page costs here.
 """
@@ -24,10 +24,6 @@ OUT_WEIGHT: Final = 0.35
 _PAGE_S: Final = 60e-6
 """Of a page-in, where nothing has been measured."""
 
-_NEAR: Final = 0.85
-"""Limits above this share of the peak are not recommended: what a job loses there is not told by
-its pages. Measured: 10 to 40 % with few pages or none (docs/planning.md)."""
-
 _FEW_PAGES: Final = 2000.0
 """A run that has moved so many pages counts as much as what is known from earlier plans."""
 
@@ -44,7 +40,6 @@ class Probe:
         found: the page-ins, each with what it needs; empty: they could not be told apart.
         looks: at it, in order.
         first: pages that went out first.
-        ahead_s: how much sooner than the run without a limit it came to its own limit.
     """
 
     elapsed_s: float
@@ -55,7 +50,6 @@ class Probe:
     found: Sequence[Miss]
     looks: Sequence[Look]
     first: First = First()
-    ahead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +118,7 @@ class Model:
         return tuple(self.at(limit_of(self.peak_bytes, share)) for share in SHARES)
 
     def smallest(self, slowdown: float) -> Point:
-        """The least limit, in whole MiB, with at most that slowdown; close to the peak: all that
-        the job holds."""
+        """The least limit, in whole MiB, with at most that slowdown."""
         low, high = 1, max(1, -(-self.peak_bytes // MIB))  # at `high` nothing is paged
         while low < high:
             middle = (low + high) // 2
@@ -133,8 +126,6 @@ class Model:
                 high = middle
             else:
                 low = middle + 1
-        if high * MIB > _NEAR * self.peak_bytes:
-            high = -(-self.held_bytes // MIB)
         return self.at(high * MIB)
 
 

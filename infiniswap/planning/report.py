@@ -12,6 +12,7 @@ from rich.table import Table
 
 from infiniswap.errors import UnavailableError, from_oserror
 from infiniswap.planning.prediction import Point
+from infiniswap.planning.trials import Trial
 from infiniswap.units import format_size_short
 
 _BAR: Final = 24
@@ -30,9 +31,9 @@ class Planned:
         command: as it is typed.
         exit_code: of the run without a limit.
         elapsed_s: its time once its files and its memory are at hand, as in a second run.
-        first_elapsed_s: the time that it took in this one.
+        first_elapsed_s: the time that it took in the first one.
         peak_bytes: the most memory that the job used, file cache left out.
-        probe_limit_bytes: the lowest of the run with limits; None: there was none.
+        probe_limit_bytes: of the run with half of the memory; None: there was none.
         probe_elapsed_s: its time.
         probe_page_ins: pages that came in.
         probe_share: of the job's work that it did with a limit.
@@ -42,6 +43,7 @@ class Planned:
         recommended: the smallest limit for that; None: no prediction.
         type: the command that runs the job so.
         curve: from the peak down; empty: no prediction.
+        tried: runs with other limits, in order.
         notes: what limits the prediction.
     """
 
@@ -60,6 +62,7 @@ class Planned:
     recommended: Point | None
     type: str
     curve: Sequence[Point]
+    tried: Sequence[Trial]
     notes: Sequence[str]
 
 
@@ -91,27 +94,32 @@ def lines(plan: Planned) -> list[str]:
     ]
     if plan.first_elapsed_s - plan.elapsed_s > _AHEAD * plan.elapsed_s:
         said.append(
-            f"the first run took {plan.first_elapsed_s:.1f} s; the second one came to its limit "
-            f"{plan.first_elapsed_s - plan.elapsed_s:.1f} s sooner, as its files were cached by "
-            "then, so the times are those of a job that runs again"
+            f"the first run took {plan.first_elapsed_s:.1f} s, as its files were not cached by "
+            "then; the times are those of a job that runs again"
         )
     if plan.probe_limit_bytes is not None:
         said.append(
             f"measured with {format_size_short(plan.probe_limit_bytes)} and more: "
             f"{plan.probe_elapsed_s:.1f} s, {plan.probe_page_ins} page-ins"
         )
+    said += [_tried(plan, trial) for trial in plan.tried]
     said += plan.notes
     if plan.recommended is not None:
         limit = format_size_short(plan.recommended.limit_bytes)
         remote = format_size_short(plan.recommended.remote_bytes)
         need = f"a limit of {limit}, and {remote} of remote memory"
         if not plan.recommended.remote_bytes:
-            need = (
-                f"all of its memory, {limit}: close below that, a job also loses time that its "
-                "pages do not tell"
-            )
-        said.append(f"a slowdown of at most {plan.slowdown:g} needs {need}. Type: {plan.type}")
+            need = f"all of its memory, {limit}"
+        said.append(f"a slowdown of {plan.slowdown:g} needs {need}. Type: {plan.type}")
     return said
+
+
+def _tried(plan: Planned, trial: Trial) -> str:
+    limit = f"tried with {format_size_short(trial.limit_bytes)}: "
+    if trial.is_lifted:
+        return f"{limit}much too slow, so the limit was taken away before the end"
+    slowdown = trial.elapsed_s / plan.elapsed_s
+    return f"{limit}{trial.elapsed_s:.1f} s, a slowdown of {slowdown:.2f}"
 
 
 def draw(plan: Planned, path: Path) -> None:
@@ -135,7 +143,11 @@ def draw(plan: Planned, path: Path) -> None:
     if plan.recommended is not None:
         at = plan.recommended.limit_bytes / 2**20
         times.axvline(at, color="#d1652a", linestyle="--", label=f"slowdown {plan.slowdown:g}")
-        times.legend()
+    tried = [trial for trial in plan.tried if not trial.is_lifted]
+    if tried:
+        sizes = [trial.limit_bytes / 2**20 for trial in tried]
+        times.plot(sizes, [trial.elapsed_s for trial in tried], "o", color="#444", label="tried")
+    times.legend()
     pages.plot(mib, [point.page_ins / 1000 for point in plan.curve], color="#1f6fb4")
     pages.set_ylabel("page-ins, thousands")
     for axes in (times, pages):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows the two runs of a plan: the one without a limit, and the one with.
+"""Follows the runs of a plan: the one without a limit, and those with one.
 
 `cli.run` calls `look` about ten times a second while the job runs; True ends the job.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,6 +17,7 @@ from infiniswap.device.jobs.usage import Summary
 from infiniswap.errors import InfiniswapError, UsageError
 from infiniswap.planning.misses import First, Look, first_of, misses
 from infiniswap.planning.prediction import Probe, limit_of
+from infiniswap.planning.trials import Trial
 from infiniswap.system import touched
 from infiniswap.system.block_trace import PageEvents
 from infiniswap.system.cgroup import MemoryCgroup
@@ -29,17 +29,19 @@ from infiniswap.units import PAGE_BYTES
 LIMIT_BYTES_MIN: Final = 16 << 20
 
 _SHARE: Final = 50
-"""Percent of the peak: the limit of the second run."""
+"""Percent of the peak: the limit of a probe."""
 _LOSES_MAX: Final = 4.0
-"""Times of the first run that the second one may lose before its limit is taken away."""
-_ENDS: Final = 2.0
-"""After so many times that it is ended: something else is slow."""
+"""Times of the run without a limit that the one with half may lose before its limit is taken
+away."""
+_TRIAL_LOSES: Final = 2.0
+"""Times of what a trial should lose that it may lose before that."""
+_TRIAL_LOSES_MIN: Final = 0.2
+"""Times of the run without a limit that a trial may lose in any case: runs differ."""
+_LOSES_END: Final = 8.0
+"""Times of the run without a limit after whose loss any other is ended: something else is slow."""
 
 _COLD_MAX: Final = 5.0
 """Paging lengthens a job's own processor time at most so many times."""
-
-_AHEAD_LOOKS: Final = 5
-"""The last ones without paging that tell how far a run is ahead of the first one."""
 
 _ASKS_S: Final = 5.0
 """A job that waits for its user's input for so long, without a break, is ended."""
@@ -50,12 +52,13 @@ class JobWatch:
 
     Attributes:
         user_s: processor time in user mode so far.
+        elapsed_s: time of the run, once it has ended.
         summary: of `run`, when the job has ended; None: the device had gone.
         cut: whether this watch has ended the job.
     """
 
     def __init__(self) -> None:
-        self.user_s = 0.0
+        self.user_s = self.elapsed_s = 0.0
         self.summary: Summary | None = None
         self.cut = False
         self._user = touched.UserTime()
@@ -89,6 +92,17 @@ class JobWatch:
     def ended(self, summary: Summary) -> None:
         """The job has ended."""
         self.summary = summary
+        self.elapsed_s = summary.elapsed_s
+
+    @property
+    def problem(self) -> str:
+        """Why the run tells nothing; "" where it does."""
+        if self.summary is None:
+            return "ended with its device"
+        if self.cut:
+            return f"lost more than {_LOSES_END:g} times the job's own time, and was ended"
+        code = self.summary.exit_code
+        return f"ended with exit code {code}" if code else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +119,19 @@ class Reached:
 
 
 class WholeWatch(JobWatch):
-    """Of the run without a limit.
+    """Of a run without a limit.
 
     Attributes:
         progress: at each look.
         peak_bytes: the most memory that the job needed.
+        held_bytes: the most that it held, with what it had given up and may take again.
+        swap_peak_bytes: the most that was swapped out.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.progress: list[Reached] = []
-        self.peak_bytes = 0
+        self.peak_bytes = self.held_bytes = self.swap_peak_bytes = 0
 
     def look(self, cgroup: MemoryCgroup) -> bool:
         """Notes how far it is."""
@@ -124,6 +140,20 @@ class WholeWatch(JobWatch):
         with contextlib.suppress(InfiniswapError):  # the job is ending
             self.peak_bytes = max(self.peak_bytes, cgroup_needs(cgroup.path, cgroup.version))
         return False
+
+    def ended(self, summary: Summary) -> None:
+        """The job has ended."""
+        super().ended(summary)
+        self.held_bytes = summary.anon_peak_bytes
+        self.swap_peak_bytes = summary.swap_peak_bytes
+
+    def repeated(self, other: WholeWatch) -> None:
+        """Another run of the job: the time of the quicker one counts, and the most that any of
+        them used."""
+        self.elapsed_s = min(self.elapsed_s, other.elapsed_s)
+        self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
+        self.held_bytes = max(self.held_bytes, other.held_bytes)
+        self.swap_peak_bytes = max(self.swap_peak_bytes, other.swap_peak_bytes)
 
     def time_at(self, user_s: float) -> float:
         """When it had come that far."""
@@ -138,62 +168,84 @@ class WholeWatch(JobWatch):
 
 
 class LimitedWatch(JobWatch):
-    """Of the run with a limit. Once it has lost much time, there is no limit any longer, and the
+    """Of a run with a limit. Once it has lost much time, there is no limit any longer, and the
     job goes to its end.
 
     Args:
         whole: the run without a limit, which has ended.
-        swap_path: of the swap area.
+        limit_bytes: of this one.
         all_bytes: the limit of the run without one.
+        loses_max: it may lose so many times the time of that.
 
     Attributes:
         limit_bytes: of the run.
         lifted: how far it was when the limit was taken away; None: it was not.
     """
 
-    def __init__(self, whole: WholeWatch, swap_path: str, all_bytes: int) -> None:
+    def __init__(
+        self, whole: WholeWatch, limit_bytes: int, all_bytes: int, loses_max: float
+    ) -> None:
         super().__init__()
-        assert whole.summary is not None
         self._whole = whole
-        self._whole_s = whole.summary.elapsed_s
-        self._swap_path = swap_path
+        self._whole_s = whole.elapsed_s
         self._all_bytes = all_bytes
-        self._looks: list[Look] = []
-        self._users: list[float] = []
-        self._limit_now_bytes = self.limit_bytes = max(
-            limit_of(whole.peak_bytes, _SHARE), LIMIT_BYTES_MIN
-        )
+        self._limit_now_bytes = self.limit_bytes = limit_bytes
+        self._loses_max = loses_max
         self.lifted: Reached | None = None
-        self._ahead_s: deque[float] = deque(maxlen=_AHEAD_LOOKS)
-        self._is_full = False
 
     def look(self, cgroup: MemoryCgroup) -> bool:
-        """Notes what there is, and takes the limit away when it is time."""
+        """Takes the limit away when it is time."""
         super().look(cgroup)
         work_s = self._whole.time_at(self.user_s)
         lost_s = self.at_s - work_s
         with contextlib.suppress(InfiniswapError):  # the job is ending
             self._note(cgroup, work_s)
-            self._compare(-lost_s)
-            if lost_s >= _LOSES_MAX * self._whole_s and self.lifted is None:
+            if lost_s >= self._loses_max * self._whole_s and self.lifted is None:
                 cgroup.set_limit(self._all_bytes)
                 self._limit_now_bytes = self._all_bytes
                 self.lifted = Reached(self.at_s, self.user_s)
-        self.cut = lost_s >= _ENDS * _LOSES_MAX * self._whole_s
+        self.cut = lost_s >= _LOSES_END * self._whole_s
         return self.cut
 
-    def _compare(self, ahead_s: float) -> None:
-        """Until it comes to its limit it is a second run without one. The first one waits for
-        files that are not cached yet, and for memory that its host has to be given."""
-        self._is_full = self._is_full or self._looks[-1].used_bytes > self.limit_bytes
-        if not self._is_full:
-            self._ahead_s.append(ahead_s)
+    def _note(self, cgroup: MemoryCgroup, work_s: float) -> None:
+        """For whoever wants to know more."""
 
-    @property
-    def ahead_s(self) -> float:
-        """Seconds by which it was ahead of the first run when it came to its limit; 0: it was not.
-        The least of several looks, as a job that waits is ahead only in appearance."""
-        return max(0.0, min(self._ahead_s, default=0.0))
+
+class TrialWatch(LimitedWatch):
+    """Of a run that shows what its limit costs.
+
+    Args:
+        whole, limit_bytes, all_bytes: as above.
+        slowdown: that its limit should have.
+    """
+
+    def __init__(
+        self, whole: WholeWatch, limit_bytes: int, all_bytes: int, slowdown: float
+    ) -> None:
+        loses_max = max(_TRIAL_LOSES_MIN, _TRIAL_LOSES * (slowdown - 1.0))
+        super().__init__(whole, limit_bytes, all_bytes, loses_max)
+
+    def trial(self) -> Trial:
+        """What was measured, of a run without a problem."""
+        assert self.summary is not None
+        page_ins = self.summary.page_in_bytes // PAGE_BYTES
+        return Trial(self.limit_bytes, self.elapsed_s, page_ins, self.lifted is not None)
+
+
+class ProbeWatch(LimitedWatch):
+    """Of the run with half of the memory, which shows what comes back.
+
+    Args:
+        whole, all_bytes: as above.
+        swap_path: of the swap area.
+    """
+
+    def __init__(self, whole: WholeWatch, swap_path: str, all_bytes: int) -> None:
+        limit_bytes = max(limit_of(whole.peak_bytes, _SHARE), LIMIT_BYTES_MIN)
+        super().__init__(whole, limit_bytes, all_bytes, _LOSES_MAX)
+        self._swap_path = swap_path
+        self._looks: list[Look] = []
+        self._users: list[float] = []
 
     def _note(self, cgroup: MemoryCgroup, work_s: float) -> None:
         values = parse_meminfo(read_text(PROC / "meminfo", "cannot read the memory figures"))
@@ -212,15 +264,14 @@ class LimitedWatch(JobWatch):
         )
         self._users.append(self.user_s)
 
-    def probe(self, events: PageEvents | None) -> Probe | None:
-        """What was measured; None: it did not come to a good end.
+    def probe(self, events: PageEvents | None) -> Probe:
+        """What was measured, of a run without a problem.
 
         Args:
             events: of the device meanwhile; None: there was no trace.
         """
         found = self.summary
-        if found is None or self.cut or found.exit_code:
-            return None
+        assert found is not None
         if events is not None and events.lost:
             events = None
         lifted_s = None if self.lifted is None else self.lifted.user_s
@@ -240,25 +291,24 @@ class LimitedWatch(JobWatch):
             pages,
             looks,
             first_of(events, self._whole.peak_bytes) if events else First(),
-            self.ahead_s,
         )
 
 
 def work_of(
     user_s: Sequence[float], end_s: float, whole_s: float, lifted_s: float | None
 ) -> list[float]:
-    """Processor time that the first run had taken when it had done as much.
+    """Processor time that the run without a limit had taken when it had done as much.
 
     A job that pages takes more processor time for the same work, as its caches are cold. What the
-    second run took without a limit, at its end, is compared with the end of the first run. The rest
-    is what it did with a limit. Two runs never take quite the same time, so that rest may come out
-    as nothing where the limit was taken away early; it is at least what `_COLD_MAX` leaves.
+    run with a limit took without one, at its end, is compared with the end of the other run. The
+    rest is what it did with a limit. Two runs never take quite the same time, so that rest may come
+    out as nothing where the limit was taken away early; it is at least what `_COLD_MAX` leaves.
 
     Args:
-        user_s: processor time of the second run, at each look.
+        user_s: processor time of the run with a limit, at each look.
         end_s: and at its end.
-        whole_s: of the first run at its end.
-        lifted_s: of the second run when its limit was taken away; None: it was not.
+        whole_s: of the run without a limit, at its end.
+        lifted_s: of the run with a limit when that was taken away; None: it was not.
     """
     limited_s = end_s if lifted_s is None else lifted_s
     evenly_s = limited_s * whole_s / end_s if end_s else 0.0

@@ -270,19 +270,7 @@ def test_the_smallest_limit_keeps_the_slowdown_and_one_mib_less_does_not(
         assert best.limit_bytes == MIB or model.at(best.limit_bytes - MIB).slowdown > slowdown
 
 
-def test_close_to_the_peak_all_that_the_job_holds_is_recommended() -> None:
-    looks = (Look(0, 0.0, 50 * MIB, 100 * MIB, 0, 0), Look(1, 2.0, 50 * MIB, 100 * MIB, 0, 0))
-    probe = Probe(4.0, 1.0, 50 * MIB, 100_000, 100_000, (), looks)
-    model = fit(2.0, 100 * MIB, probe, held_bytes=110 * MIB)
-    assert model.smallest(1.01).limit_bytes == 110 * MIB
-    assert model.smallest(1.01).remote_bytes == 0
-    assert fit(2.0, 100 * MIB, probe).smallest(1.01).limit_bytes == 100 * MIB
-    limits = [model.smallest(1.0 + step / 100).limit_bytes for step in range(1, 120)]
-    assert min(limits) < 60 * MIB
-    assert all(limit <= 85 * MIB or limit == 110 * MIB for limit in limits)
-
-
-def test_the_second_run_is_met_where_it_was_measured() -> None:
+def test_the_run_with_a_limit_is_met_where_it_was_measured() -> None:
     host = run(LOCAL, at_random(), changes=True)
     writes = sum(kind == WRITE for kind in host.events.kinds)
     found = tuple(misses(host.events, host.looks))
@@ -299,7 +287,7 @@ def test_without_a_trace_page_ins_fall_evenly() -> None:
     assert model.at(PEAK * 3 // 4).page_ins == pytest.approx(4000, rel=0.06)
 
 
-def test_without_pages_in_the_second_run_earlier_plans_tell_the_cost() -> None:
+def test_without_pages_in_that_run_earlier_plans_tell_the_cost() -> None:
     idle = Probe(2.0, 1.0, 10 * MIB, 0, 0, (), ())
     cheap, dear = (fit(2.0, 64 * MIB, idle, (Measured(10_000.0, lost_s),)) for lost_s in (0.1, 1.0))
     assert cheap.page_s == pytest.approx(1e-5)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watch of a plan's two runs: how far a job has come, and when its limit is taken away."""
+"""The watches of a plan's runs: how far a job has come, and when its limit is taken away."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ from typing import Any
 import pytest
 
 from infiniswap.device.jobs.usage import Summary
-from infiniswap.planning.watch import LimitedWatch, Reached, WholeWatch, work_of
+from infiniswap.planning.trials import Trial
+from infiniswap.planning.watch import ProbeWatch, Reached, TrialWatch, WholeWatch, work_of
 from infiniswap.system.block_trace import READ, WRITE, PageEvents
 from infiniswap.system.cgroup import MemoryCgroup
-from infiniswap.system.touched import UserTime
 from infiniswap.units import MIB, PAGE_BYTES
 
 ALL = 1 << 40
@@ -62,10 +61,10 @@ def test_the_first_run_tells_the_peak_and_how_far_it_was(cgroup: MemoryCgroup) -
     assert len(watch.progress) == 1
 
 
-def test_the_second_run_has_half_of_the_peak_and_keeps_it_while_there_is_time(
+def test_a_probe_has_half_of_the_peak_and_keeps_it_while_there_is_time(
     cgroup: MemoryCgroup,
 ) -> None:
-    watch = LimitedWatch(whole(1000.0), "/dev/nowhere", ALL)
+    watch = ProbeWatch(whole(1000.0), "/dev/nowhere", ALL)
     assert watch.limit_bytes == 32 * MIB
     assert not watch.look(cgroup)
     assert limit(cgroup) == ""
@@ -73,7 +72,7 @@ def test_the_second_run_has_half_of_the_peak_and_keeps_it_while_there_is_time(
 
 
 def test_a_run_that_has_lost_much_time_goes_on_without_a_limit(cgroup: MemoryCgroup) -> None:
-    watch = LimitedWatch(whole(1e-9), "/dev/nowhere", ALL)
+    watch = ProbeWatch(whole(1e-9), "/dev/nowhere", ALL)
     watch.look(cgroup)
     lifted = watch.lifted
     assert lifted is not None
@@ -82,84 +81,55 @@ def test_a_run_that_has_lost_much_time_goes_on_without_a_limit(cgroup: MemoryCgr
     assert watch.lifted == lifted
 
 
-def test_a_run_that_loses_twice_as_much_is_ended_and_tells_nothing(cgroup: MemoryCgroup) -> None:
-    watch = LimitedWatch(whole(1e-9), "/dev/nowhere", ALL)
+def test_a_run_that_loses_twice_as_much_is_ended(cgroup: MemoryCgroup) -> None:
+    watch = ProbeWatch(whole(1e-9), "/dev/nowhere", ALL)
     assert any(watch.look(cgroup) for _ in range(3))
     watch.ended(summary(1.0))
-    assert watch.probe(None) is None
+    assert watch.problem == "lost more than 8 times the job's own time, and was ended"
 
 
-def small(cgroup: MemoryCgroup, mib: int) -> None:
-    """It has so much in memory, and nothing on swap."""
-    (cgroup.path / "memory.stat").write_text(f"total_inactive_anon {mib * MIB}\ntotal_swap 0\n")
-
-
-@pytest.fixture
-def ahead(cgroup: MemoryCgroup, monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
-    """How far a second run is found to be ahead that has done so much at each look, all of them
-    right at its start, and has so many MiB then."""
-
-    def measure(work_s: Sequence[float], mib: Sequence[int]) -> float:
-        watch = LimitedWatch(whole(1000.0), "/dev/nowhere", ALL)
-        for user_s, size in zip(work_s, mib, strict=True):
-            monkeypatch.setattr(UserTime, "add", lambda *_, user_s=user_s: user_s / 1000.0)
-            small(cgroup, size)
-            watch.look(cgroup)
-        return watch.ahead_s
-
-    return measure
-
-
-def test_a_second_run_that_comes_to_its_limit_sooner_is_ahead(
-    ahead: Callable[..., float],
+@pytest.mark.parametrize(("slowdown", "loses"), [(1.1, 0.2), (1.5, 1.0)])
+def test_a_trial_that_loses_twice_what_it_should_goes_on_without_a_limit(
+    cgroup: MemoryCgroup, monkeypatch: pytest.MonkeyPatch, slowdown: float, loses: float
 ) -> None:
-    assert ahead([100, 200, 300, 900], [31, 31, 31, 33]) == pytest.approx(100.0, abs=1.0)
-
-
-def test_a_job_that_waits_is_ahead_only_in_appearance(ahead: Callable[..., float]) -> None:
-    # The least of the last five looks.
-    work_s = [1, 2, 230, 900, 240, 210, 220]
-    assert ahead(work_s, [31] * 7) == pytest.approx(210.0, abs=1.0)
-
-
-@pytest.mark.parametrize(
-    ("work_s", "mib"), [([], []), ([500], [33]), ([500, 0], [31, 31]), ([0, 500], [33, 1])]
-)
-def test_a_second_run_is_not_ahead_that_paged_at_once_or_was_slower(
-    ahead: Callable[..., float], work_s: list[float], mib: list[int]
-) -> None:
-    assert ahead(work_s, mib) == pytest.approx(0.0, abs=1e-9)
+    watch = TrialWatch(whole(1000.0), 40 * MIB, ALL, slowdown)
+    assert watch.limit_bytes == 40 * MIB
+    for now_s, is_lifted in ((1.0, False), (1000.0 * loses, False), (1000.0 * loses + 2.0, True)):
+        monkeypatch.setattr("time.monotonic", lambda now_s=now_s: now_s)
+        assert not watch.look(cgroup)
+        assert (watch.lifted is not None) == is_lifted
+    watch.ended(summary(1500.0, pages=7))
+    assert watch.trial() == Trial(40 * MIB, 1500.0, 7, is_lifted=True)
 
 
 def test_a_job_that_is_gone_costs_no_look(cgroup: MemoryCgroup) -> None:
-    watch = LimitedWatch(whole(1000.0), "/dev/nowhere", ALL)
+    watch = ProbeWatch(whole(1000.0), "/dev/nowhere", ALL)
     watch.look(cgroup)
     (cgroup.path / "memory.stat").unlink()
     watch.look(cgroup)
     watch.ended(summary(2000.0, pages=5))
+    assert watch.problem == ""
     probe = watch.probe(None)
-    assert probe is not None
     assert len(probe.looks) == 1
     assert (probe.page_ins, probe.page_outs) == (5, 10)
     assert probe.share_limited == 1.0
 
 
 def test_a_run_that_failed_tells_nothing(cgroup: MemoryCgroup) -> None:
-    watch = LimitedWatch(whole(1000.0), "/dev/nowhere", ALL)
+    watch = ProbeWatch(whole(1000.0), "/dev/nowhere", ALL)
     watch.look(cgroup)
+    assert watch.problem == "ended with its device"
     watch.ended(summary(2.0, exit_code=3))
-    assert watch.probe(None) is None
+    assert watch.problem == "ended with exit code 3"
 
 
 def test_a_trace_with_gaps_counts_as_none(cgroup: MemoryCgroup) -> None:
-    watch = LimitedWatch(whole(1000.0), "/dev/nowhere", ALL)
+    watch = ProbeWatch(whole(1000.0), "/dev/nowhere", ALL)
     watch.look(cgroup)
     watch.ended(summary(2000.0))
     times = array("Q", [1 << 62, (1 << 62) + 1])
     told = (times, array("B", [WRITE, READ]), array("Q", [7, 7]), 1)
     whole_trace, gaps = watch.probe(PageEvents(*told, 0)), watch.probe(PageEvents(*told, 9))
-    assert whole_trace is not None
-    assert gaps is not None
     assert len(whole_trace.found) == 1
     assert gaps.found == ()
 
