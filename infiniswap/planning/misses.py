@@ -209,7 +209,10 @@ class Curve:
         seen = [0.0] * STEPS
         for miss in found:
             if miss.limit_bytes < peak_bytes:
-                seen[min(STEPS - 1, (miss.needs_bytes - 1) // self._step_bytes)] += miss.weight
+                # Under its own limit it came in, however little more it needs.
+                limit_step = -(-miss.limit_bytes // self._step_bytes)
+                step = max(limit_step, (miss.needs_bytes - 1) // self._step_bytes)
+                seen[min(STEPS - 1, step)] += miss.weight
         scales = [self._scale(looks, step * self._step_bytes) for step in range(STEPS)]
         lowest = next((step for step, scale in enumerate(scales) if scale), STEPS)
         pages = [count * scale for count, scale in zip(seen, scales, strict=True)]

@@ -9,6 +9,7 @@ of every second, fourth, ... block of pages are kept, and stand for all (Waldspu
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -48,6 +49,7 @@ _DISABLED_OWN_CLOCK: Final = 1 << 0 | 1 << 25
 _CLOCK_MONOTONIC: Final = 1
 _CLOSE_ON_EXEC: Final = 8
 _ENABLE: Final = 0x2400
+_DISABLE: Final = 0x2401
 _SET_FILTER: Final = 0x40082406
 _LOST, _SAMPLE = 2, 9
 _HEAD_AT, _TAIL_AT = 1024, 1032
@@ -57,7 +59,8 @@ _COUNT: Final = struct.Struct("<I")
 _RAW_AT: Final = 20
 """In a sample: header, time, length of what the tracepoint tells."""
 
-_EVENTS_MAX: Final = 400_000
+_EVENTS_MAX: Final = 30_000
+"""Each takes 2 µs of processor time, beside a job that pages in within 8 µs."""
 _BLOCK_PAGES: Final = 16
 
 _RINGS_BYTES: Final = 64 * MIB
@@ -132,7 +135,7 @@ class BlockTrace:
 
     def __init__(self, device: int) -> None:
         self._layout = _layout()
-        self._filter = f"dev == {os.major(device) << 20 | os.minor(device)}"
+        self._device = os.major(device) << 20 | os.minor(device)
         self._rings: list[_Ring] = []
         self._lost = 0
         self._every = 1
@@ -144,14 +147,9 @@ class BlockTrace:
         self._reader = threading.Thread(target=self._read, name="block-trace", daemon=True)
 
     def __enter__(self) -> Self:
-        try:
-            online = _online()
-            ring_bytes = max(MIB, 1 << (_RINGS_BYTES // len(online)).bit_length() - 1)
-            for processor in online:
-                self._rings.append(_Ring(self._layout, processor, self._filter, ring_bytes))
-        except BaseException:
-            self._close()
-            raise
+        self._rings = self._open()
+        for ring in self._rings:
+            ring.start()
         self._reader.start()
         return self
 
@@ -160,7 +158,9 @@ class BlockTrace:
         self._reader.join()
         self._drain()
         self._keep(self._waiting)
-        self._close()
+        for ring in self._rings:
+            ring.close()
+        self._rings.clear()
 
     def events(self) -> PageEvents:
         """All of them; once the trace has ended."""
@@ -171,26 +171,59 @@ class BlockTrace:
             found.pages.append(page)
         return found
 
+    def _open(self) -> list[_Ring]:
+        """One for each processor, with the filter of now."""
+        online = _online()
+        each_bytes = _RINGS_BYTES // len(online) // self._every  # fewer events, smaller rings
+        ring_bytes = max(MIB, 1 << each_bytes.bit_length() - 1)
+        with contextlib.ExitStack() as stack:
+            found = []
+            for processor in online:
+                found.append(_Ring(self._layout, processor, self._filter(), ring_bytes))
+                stack.callback(found[-1].close)
+            stack.pop_all()
+        return found
+
     def _read(self) -> None:
         while not self._over.wait(_DRAIN_S):
+            every = self._every
             self._drain()
+            if self._every > every:
+                with contextlib.suppress(InfiniswapError):  # it goes on with more events
+                    self._reopen()
+
+    def _reopen(self) -> None:
+        """With another filter: the kernel takes one for each ring, and once. What comes between
+        the stop of a ring and the start of the next is lost, which is a few events at most."""
+        rings = self._open()
+        for old in self._rings:
+            old.stop()
+        for new in rings:
+            new.start()
+        for old in self._rings:
+            self._take(old)
+            old.close()
+        self._rings = rings
 
     def _drain(self) -> None:
         """Takes what is in the rings. What came since the last time waits for the next one: a ring
         that has been read already may get something earlier meanwhile."""
         now_ns = time.monotonic_ns()
         for ring in self._rings:
-            for record in ring.take():
-                kind, _, _ = _HEADER.unpack_from(record)
-                if kind == _SAMPLE:
-                    self._waiting += self._layout.event_in(record)
-                elif kind == _LOST:
-                    self._lost += _TIME.unpack_from(record, 16)[0]
+            self._take(ring)
         self._waiting.sort(key=lambda event: event.at_ns)
         ripe = bisect_left(self._waiting, self._drained_ns, key=lambda event: event.at_ns)
         self._keep(self._waiting[:ripe])
         del self._waiting[:ripe]
         self._drained_ns = now_ns
+
+    def _take(self, ring: _Ring) -> None:
+        for record in ring.take():
+            kind, _, _ = _HEADER.unpack_from(record)
+            if kind == _SAMPLE:
+                self._waiting += self._layout.event_in(record)
+            elif kind == _LOST:
+                self._lost += _TIME.unpack_from(record, 16)[0]
 
     def _keep(self, events: Sequence[_Event]) -> None:
         """Of each the pages that are to be told; in order."""
@@ -213,17 +246,19 @@ class BlockTrace:
         self._found = [event for event in self._found if self._is_kept(event[2])]
         self._written = {page for page in self._written if self._is_kept(page)}
 
+    def _filter(self) -> str:
+        """For the kernel: what cannot be left out by its first sector."""
+        block_sectors = _BLOCK_PAGES * _PAGE_SECTORS
+        others = f'nr_sector > {block_sectors} || rwbs ~ "*D*"'
+        kept = f"!(sector & {(self._every - 1) * block_sectors})"
+        return f"dev == {self._device}" + (f" && ({others} || {kept})" if self._every > 1 else "")
+
     def _is_kept(self, page: int) -> bool:
         return page // _BLOCK_PAGES % self._every == 0
 
-    def _close(self) -> None:
-        for ring in self._rings:
-            ring.close()
-        self._rings.clear()
-
 
 class _Ring:
-    """What one processor has queued."""
+    """What one processor queues while it is started."""
 
     def __init__(self, layout: _Layout, processor: int, filter_: str, ring_bytes: int) -> None:
         attributes = bytearray(_ATTR_BYTES)
@@ -241,9 +276,7 @@ class _Ring:
         try:
             self._map = mmap.mmap(self._fd, PAGE_BYTES + self._bytes)
             text = ctypes.create_string_buffer(filter_.encode())
-            if self._library.ioctl(self._fd, _SET_FILTER, text) or self._library.ioctl(
-                self._fd, _ENABLE, 0
-            ):
+            if self._library.ioctl(self._fd, _SET_FILTER, text):
                 raise _refusal()
         except OSError as error:
             os.close(self._fd)
@@ -251,6 +284,14 @@ class _Ring:
         except InfiniswapError:
             os.close(self._fd)
             raise
+
+    def start(self) -> None:
+        """Events come from now on."""
+        self._library.ioctl(self._fd, _ENABLE, 0)
+
+    def stop(self) -> None:
+        """No others come."""
+        self._library.ioctl(self._fd, _DISABLE, 0)
 
     def take(self) -> Iterator[bytes]:
         """The records since the last time."""

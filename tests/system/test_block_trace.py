@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from infiniswap.errors import InfiniswapError
 from infiniswap.system import block_trace, loop
-from infiniswap.system.block_trace import DISCARD, READ, WRITE, BlockTrace
+from infiniswap.system.block_trace import DISCARD, READ, WRITE, BlockTrace, _Event
 from infiniswap.units import MIB, PAGE_BYTES
 
 
@@ -96,6 +97,43 @@ def test_of_very_many_every_other_block_stands_for_all(
     assert found.every > 1
     assert written == [page for page in range(1024) if page // 16 % found.every == 0]
     assert sorted(gone) == written
+
+
+def test_the_kernel_leaves_out_what_does_not_count(
+    devices: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, _ = devices
+    monkeypatch.setattr(block_trace, "_EVENTS_MAX", 700)
+    seen: list[int] = []
+    keep = BlockTrace._keep
+
+    def counted(trace: BlockTrace, events: Sequence[_Event]) -> None:
+        seen.extend(event.kind for event in events)
+        keep(trace, events)
+
+    monkeypatch.setattr(BlockTrace, "_keep", counted)
+    with BlockTrace(mine.stat().st_rdev) as trace:
+        _copy("/dev/zero", str(mine), "count=512", "oflag=direct")
+        end_s = time.monotonic() + 60
+        while trace._every == 1 and time.monotonic() < end_s:
+            time.sleep(0.01)
+        time.sleep(5 * block_trace._DRAIN_S)
+        monkeypatch.setattr(block_trace, "_EVENTS_MAX", 9999)
+        first = len(seen)
+        _copy("/dev/zero", str(mine), "count=512", "oflag=direct")  # two pages each
+        _copy("/dev/zero", str(mine), "bs=256k", "seek=1", "count=1", "oflag=direct")
+        argv = ["blkdiscard", "--offset", str(17 * PAGE_BYTES), "--length", str(64 * PAGE_BYTES)]
+        subprocess.run([*argv, str(mine)], check=True, timeout=60)
+    found = trace.events()
+    second = seen[first:]
+    assert found.every == 2
+    assert second.count(WRITE) == 512 // 2 + 1  # and what is longer than a block of pages
+    assert second.count(DISCARD) == 1
+    told = list(zip(found.kinds, found.pages, strict=True))
+    gone = [page for kind, page in told if kind == DISCARD]
+    assert gone == [page for page in range(17, 81) if page // 16 % 2 == 0]
+    kept = [page for page in range(1024) if page // 16 % 2 == 0]
+    assert sum(kind == WRITE for kind, _ in told) == 2 * len(kept) + 32
 
 
 def test_who_may_not_trace_is_told(devices: list[Path]) -> None:

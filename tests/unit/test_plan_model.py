@@ -227,6 +227,14 @@ def test_what_comes_back_when_there_is_no_limit_does_not_count() -> None:
     assert Curve(found, looks, PEAK).at(PEAK // 2) == 10.0
 
 
+def test_a_page_that_needs_hardly_more_counts_under_the_limit_that_it_came_in_with() -> None:
+    limit = PEAK // 2 - 3 * PAGE_BYTES  # between two limits of the grid
+    looks = [Look(0, 0.0, limit, PEAK, 0, 0), Look(1, 1.0, limit, PEAK, 0, 0)]
+    curve = Curve([Miss(limit, limit + PAGE_BYTES, 100.0)], looks, PEAK)
+    assert curve.at(limit) == pytest.approx(100.0, rel=0.01)
+    assert curve.at(PEAK * 6 // 10) == 0.0
+
+
 # ---------------------------------------------------------------------------- prediction
 
 MISSES = st.lists(
