@@ -39,7 +39,7 @@ class Trial:
     is_lifted: bool = False
 
 
-class Search:
+class LimitSearch:
     """For the smallest limit with a slowdown.
 
     Args:

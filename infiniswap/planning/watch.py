@@ -30,14 +30,14 @@ LIMIT_BYTES_MIN: Final = 16 << 20
 
 _SHARE: Final = 50
 """Percent of the peak: the limit of a probe."""
-_LOSES_MAX: Final = 4.0
+_LOSES_MAX: Final = 5.0
 """Times of the run without a limit that the one with half may lose before its limit is taken
 away."""
 _TRIAL_LOSES: Final = 2.0
 """Times of what a trial should lose that it may lose before that."""
 _TRIAL_LOSES_MIN: Final = 0.2
 """Times of the run without a limit that a trial may lose in any case: runs differ."""
-_LOSES_END: Final = 8.0
+_LOSES_END: Final = 10.0
 """Times of the run without a limit after whose loss any other is ended: something else is slow."""
 
 _COLD_MAX: Final = 5.0

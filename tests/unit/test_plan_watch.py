@@ -85,7 +85,7 @@ def test_a_run_that_loses_twice_as_much_is_ended(cgroup: MemoryCgroup) -> None:
     watch = ProbeWatch(whole(1e-9), "/dev/nowhere", ALL)
     assert any(watch.look(cgroup) for _ in range(3))
     watch.ended(summary(1.0))
-    assert watch.problem == "lost more than 8 times the job's own time, and was ended"
+    assert watch.problem == "lost more than 10 times the job's own time, and was ended"
 
 
 @pytest.mark.parametrize(("slowdown", "loses"), [(1.1, 0.2), (1.5, 1.0)])

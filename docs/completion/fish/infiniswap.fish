@@ -265,7 +265,7 @@ complete -c infiniswap -n '_shtab__infiniswap_using demo' -l keep -d 'keep the T
 complete -c infiniswap -n '_shtab__infiniswap_using demo' -l json -xka "(__fish_complete_path (commandline -ct))" -d 'write the results to this file as JSON'
 complete -c infiniswap -n '_shtab__infiniswap_using; and test $_shtab__infiniswap_npos -eq 0' -a plan -d 'predict how long a command takes at each memory limit'
 complete -c infiniswap -n '_shtab__infiniswap_using plan' -s h -l help -d 'show this help message and exit'
-complete -c infiniswap -n '_shtab__infiniswap_using plan' -l slowdown -x -d 'recommend the smallest limit at which the command takes at most X times as long (default 1.1)'
+complete -c infiniswap -n '_shtab__infiniswap_using plan' -l slowdown -x -d 'recommend the smallest limit at which the command takes about X times as long (default 1.1)'
 complete -c infiniswap -n '_shtab__infiniswap_using plan' -l forget -d 'first forget what earlier plans have measured on this host'
 complete -c infiniswap -n '_shtab__infiniswap_using plan' -l pid -x -d 'report how much memory process N uses; clears the kernel'"'"'s referenced bits of its pages'
 complete -c infiniswap -n '_shtab__infiniswap_using plan' -l probe -d 'with --pid: lower the limit of the process'"'"'s cgroup step by step, measure its pace, and take the limit back'

@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
         "plan",
         help="predict how long a command takes at each memory limit",
         description="Runs COMMAND without a limit, then with half of the memory that it used, "
-        "until it has lost four times the time of the first run. "
+        "until it has lost five times the time of the first run. "
         "Predicts its time at every limit with the donors and the disk as they are, tries up to "
         "three limits, and names the smallest --local for a slowdown.",
     )
@@ -122,7 +122,7 @@ def _command(
     args: argparse.Namespace, config: configuration.Config, command: list[str], past: Path
 ) -> int:
     from infiniswap.cli.plan.output import show
-    from infiniswap.cli.plan.runs import Runs
+    from infiniswap.cli.plan.runs import PlanRuns
     from infiniswap.cli.run.request import EndingSignal, RunRequest, ending_signals_raise
     from infiniswap.device.jobs import job, sudo
     from infiniswap.planning.watch import WholeWatch
@@ -145,7 +145,7 @@ def _command(
     request = RunRequest(
         args, command, user, is_member, limit_bytes, None, WholeWatch(), has_donors
     )
-    planned = Runs(request, past, has_donors)
+    planned = PlanRuns(request, past, has_donors)
     try:
         with ending_signals_raise():
             code = with_device(request, config, planned.all)

@@ -22,7 +22,7 @@ from infiniswap.errors import InfiniswapError
 from infiniswap.planning import history
 from infiniswap.planning.prediction import Probe, fit, measured
 from infiniswap.planning.report import Planned
-from infiniswap.planning.trials import TRIALS_MAX, Search
+from infiniswap.planning.trials import TRIALS_MAX, LimitSearch
 from infiniswap.planning.watch import (
     LIMIT_BYTES_MIN,
     LimitedWatch,
@@ -55,7 +55,7 @@ _OPTIONS: Final = (
 """That `run` has, too, and that the command to type repeats."""
 
 
-class Runs:
+class PlanRuns:
     """Of one plan.
 
     Args:
@@ -85,7 +85,7 @@ class Runs:
         first_s = whole.summary.elapsed_s
         if not self._has_donors:
             self._notes.append(_ALONE_NOTE)
-        search: Search | None = None
+        search: LimitSearch | None = None
         probe: Probe | None = None
         if code:
             self._notes.append(f"the command ended with exit code {code}: no time is predicted")
@@ -148,7 +148,7 @@ class Runs:
             )
         return probe
 
-    def _search(self, whole: WholeWatch, probe: Probe) -> Search:
+    def _search(self, whole: WholeWatch, probe: Probe) -> LimitSearch:
         elapsed_s, peak = whole.elapsed_s, whole.peak_bytes
         past = history.read(self._past)
         model = fit(elapsed_s, peak, probe, past, held_bytes=whole.held_bytes)
@@ -159,9 +159,11 @@ class Runs:
         if model.from_history > _UNSURE and any(each.page_ins for each in model.points()):
             self._notes.append(_UNSURE_NOTE)
         lowest_bytes = max(peak * _LOWEST // 100, LIMIT_BYTES_MIN) // MIB * MIB
-        return Search(model, self._request.args.slowdown, lowest_bytes)
+        return LimitSearch(model, self._request.args.slowdown, lowest_bytes)
 
-    def _try(self, request: RunRequest, paging: Paging, whole: WholeWatch, search: Search) -> None:
+    def _try(
+        self, request: RunRequest, paging: Paging, whole: WholeWatch, search: LimitSearch
+    ) -> None:
         slowdown = self._request.args.slowdown
         while (limit_bytes := search.next_bytes()) is not None:
             number = len(search.tried) + 4
@@ -180,7 +182,7 @@ class Runs:
         first_s: float,
         whole: WholeWatch,
         probe: Probe | None,
-        search: Search | None,
+        search: LimitSearch | None,
     ) -> Planned:
         args = self._request.args
         model = search.model if search else None
