@@ -95,7 +95,7 @@ def lines(plan: Planned) -> list[str]:
     if plan.first_elapsed_s - plan.elapsed_s > _AHEAD * plan.elapsed_s:
         said.append(
             f"the first run took {plan.first_elapsed_s:.1f} s, as its files were not cached by "
-            "then; the times are those of a job that runs again"
+            "then, for example; the times are those of a job that runs again"
         )
     if plan.probe_limit_bytes is not None:
         said.append(

@@ -118,7 +118,7 @@ class LimitSearch:
 
     def _enough(self) -> Trial:
         """The smallest limit that is known to be quick enough."""
-        held_bytes = -(-self.model.held_bytes // MIB) * MIB
+        held_bytes = max(self._lowest_bytes, -(-self.model.held_bytes // MIB) * MIB)
         return min(
             filter(self._is_enough, self.tried),
             key=lambda trial: trial.limit_bytes,

@@ -38,7 +38,8 @@ _TRIAL_LOSES: Final = 2.0
 _TRIAL_LOSES_MIN: Final = 0.2
 """Times of the run without a limit that a trial may lose in any case: runs differ."""
 _LOSES_END: Final = 10.0
-"""Times of the run without a limit after whose loss any other is ended: something else is slow."""
+"""Times of the run without a limit after whose loss any other is ended: something else is slow.
+A trial that may lose more than half of that is given twice what it may lose."""
 
 _COLD_MAX: Final = 5.0
 """Paging lengthens a job's own processor time at most so many times."""
@@ -100,7 +101,7 @@ class JobWatch:
         if self.summary is None:
             return "ended with its device"
         if self.cut:
-            return f"lost more than {_LOSES_END:g} times the job's own time, and was ended"
+            return "lost many times the job's own time, and was ended"
         code = self.summary.exit_code
         return f"ended with exit code {code}" if code else ""
 
@@ -150,7 +151,9 @@ class WholeWatch(JobWatch):
     def repeated(self, other: WholeWatch) -> None:
         """Another run of the job: the time of the quicker one counts, and the most that any of
         them used."""
-        self.elapsed_s = min(self.elapsed_s, other.elapsed_s)
+        if other.elapsed_s < self.elapsed_s:
+            self.elapsed_s, self.user_s = other.elapsed_s, other.user_s
+            self.progress = other.progress
         self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
         self.held_bytes = max(self.held_bytes, other.held_bytes)
         self.swap_peak_bytes = max(self.swap_peak_bytes, other.swap_peak_bytes)
@@ -191,12 +194,13 @@ class LimitedWatch(JobWatch):
         self._all_bytes = all_bytes
         self._limit_now_bytes = self.limit_bytes = limit_bytes
         self._loses_max = loses_max
+        self._loses_end = max(_LOSES_END, 2 * loses_max)
         self.lifted: Reached | None = None
 
     def look(self, cgroup: MemoryCgroup) -> bool:
         """Takes the limit away when it is time."""
         super().look(cgroup)
-        work_s = self._whole.time_at(self.user_s)
+        work_s = self._work_s()
         lost_s = self.at_s - work_s
         with contextlib.suppress(InfiniswapError):  # the job is ending
             self._note(cgroup, work_s)
@@ -204,8 +208,12 @@ class LimitedWatch(JobWatch):
                 cgroup.set_limit(self._all_bytes)
                 self._limit_now_bytes = self._all_bytes
                 self.lifted = Reached(self.at_s, self.user_s)
-        self.cut = lost_s >= _LOSES_END * self._whole_s
+        self.cut = lost_s >= self._loses_end * self._whole_s
         return self.cut
+
+    def _work_s(self) -> float:
+        """How much of the run without a limit it has done."""
+        return self._whole.time_at(self.user_s)
 
     def _note(self, cgroup: MemoryCgroup, work_s: float) -> None:
         """For whoever wants to know more."""
@@ -224,6 +232,11 @@ class TrialWatch(LimitedWatch):
     ) -> None:
         loses_max = max(_TRIAL_LOSES_MIN, _TRIAL_LOSES * (slowdown - 1.0))
         super().__init__(whole, limit_bytes, all_bytes, loses_max)
+
+    def _work_s(self) -> float:
+        """All of it: a job that only waits for something else has lost nothing, and its processor
+        time tells too little of that."""
+        return self._whole_s
 
     def trial(self) -> Trial:
         """What was measured, of a run without a problem."""

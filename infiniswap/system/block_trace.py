@@ -15,6 +15,7 @@ import mmap
 import os
 import platform
 import re
+import signal
 import struct
 import threading
 import time
@@ -62,6 +63,8 @@ _RAW_AT: Final = 20
 _EVENTS_MAX: Final = 30_000
 """Each takes 2 µs of processor time, beside a job that pages in within 8 µs."""
 _BLOCK_PAGES: Final = 16
+_BLOCKS_MIN: Final = 16
+"""Fewer do not stand for all."""
 
 _RINGS_BYTES: Final = 64 * MIB
 """Of all processors together."""
@@ -139,6 +142,7 @@ class BlockTrace:
         self._rings: list[_Ring] = []
         self._lost = 0
         self._every = 1
+        self._events_max = _EVENTS_MAX
         self._found: list[tuple[int, int, int]] = []
         self._written: set[int] = set()
         self._waiting: list[_Event] = []
@@ -150,7 +154,12 @@ class BlockTrace:
         self._rings = self._open()
         for ring in self._rings:
             ring.start()
-        self._reader.start()
+        # A signal must not come to the reader: whoever runs a job waits for signals.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._reader.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -238,10 +247,13 @@ class BlockTrace:
             self._found += [(at_ns, kind, page) for page in kept]
             if kind == WRITE:
                 self._written.update(kept)
-            while len(self._found) > _EVENTS_MAX:
+            while len(self._found) > self._events_max:
                 self._halve()
 
     def _halve(self) -> None:
+        if len({page // _BLOCK_PAGES for _, _, page in self._found}) < 2 * _BLOCKS_MIN:
+            self._events_max *= 2
+            return
         self._every *= 2
         self._found = [event for event in self._found if self._is_kept(event[2])]
         self._written = {page for page in self._written if self._is_kept(page)}

@@ -5,6 +5,7 @@ device's."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -118,7 +119,7 @@ def test_the_kernel_leaves_out_what_does_not_count(
         while trace._every == 1 and time.monotonic() < end_s:
             time.sleep(0.01)
         time.sleep(5 * block_trace._DRAIN_S)
-        monkeypatch.setattr(block_trace, "_EVENTS_MAX", 9999)
+        trace._events_max = 9999
         first = len(seen)
         _copy("/dev/zero", str(mine), "count=512", "oflag=direct")  # two pages each
         _copy("/dev/zero", str(mine), "bs=256k", "seek=1", "count=1", "oflag=direct")
@@ -134,6 +135,33 @@ def test_the_kernel_leaves_out_what_does_not_count(
     assert gone == [page for page in range(17, 81) if page // 16 % 2 == 0]
     kept = [page for page in range(1024) if page // 16 % 2 == 0]
     assert sum(kind == WRITE for kind, _ in told) == 2 * len(kept) + 32
+
+
+def test_few_blocks_that_are_used_again_and_again_are_told_all(
+    devices: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, _ = devices
+    monkeypatch.setattr(block_trace, "_EVENTS_MAX", 100)
+    with BlockTrace(mine.stat().st_rdev) as trace:
+        for _ in range(60):
+            _copy("/dev/zero", str(mine), "count=8", "oflag=direct")
+    found = trace.events()
+    assert found.every == 1
+    assert sum(kind == WRITE for kind in found.kinds) == 60 * 16
+
+
+def test_a_signal_does_not_come_to_the_reader_of_a_trace(devices: list[Path]) -> None:
+    caught: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: caught.append(number))
+    try:
+        with BlockTrace(devices[0].stat().st_rdev):
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert signal.SIGUSR1 in signal.sigpending()  # nobody else has taken it
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert caught == [signal.SIGUSR1]
 
 
 def test_who_may_not_trace_is_told(devices: list[Path]) -> None:

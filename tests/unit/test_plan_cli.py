@@ -30,8 +30,9 @@ from infiniswap.units import MIB
         (["--"], "there is no command to plan for"),
         (["--probe", "--", "true"], "--probe belongs to --pid"),
         (["--pid", "1", "--", "true"], "cannot be used together"),
-        (["--slowdown", "1", "--", "true"], "not above 1"),
-        (["--slowdown", "nan", "--", "true"], "not above 1"),
+        (["--slowdown", "1", "--", "true"], "not a number above 1"),
+        (["--slowdown", "nan", "--", "true"], "not a number above 1"),
+        (["--slowdown", "inf", "--", "true"], "not a number above 1"),
         (["--plot", "/nowhere/x.png", "--", "true"], "cannot be written there"),
     ],
 )

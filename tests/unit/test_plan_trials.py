@@ -129,3 +129,10 @@ def test_a_trial_that_is_quicker_than_the_runs_without_a_limit_corrects_their_ti
     best = search.recommended()
     assert best.limit_bytes == second
     assert best.slowdown == pytest.approx(10.0 / 9.0)
+
+
+def test_a_job_that_uses_next_to_nothing_gets_what_a_run_accepts() -> None:
+    small = fit(ALONE_S, 5 * MIB, probe(0.0), held_bytes=6 * MIB)
+    search = LimitSearch(small, 1.1, 16 * MIB)
+    assert search.next_bytes() is None
+    assert search.recommended().limit_bytes == 16 * MIB

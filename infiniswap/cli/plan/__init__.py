@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import math
 import os
 import stat
 import sys
@@ -14,7 +16,7 @@ from infiniswap import config as configuration
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.cli.device.options import load_config
 from infiniswap.cli.run import add_device_choice, check_device, with_device
-from infiniswap.errors import NoDonorError, NotPermittedError, UsageError
+from infiniswap.errors import NoDonorError, NotPermittedError, UnavailableError, UsageError
 
 _DISK_ONLY_BYTES: Final = 2**30
 
@@ -85,9 +87,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, command: list[str]) -> None:
-    """Raises UsageError for arguments that make no sense."""
-    if not args.slowdown > 1.0:
-        raise UsageError(f"{args.slowdown:g} is not above 1", where="--slowdown")
+    """Raises UsageError for arguments that make no sense, UnavailableError for a plot that cannot
+    be drawn."""
+    if not 1.0 < args.slowdown < math.inf:
+        raise UsageError(f"{args.slowdown:g} is not a number above 1", where="--slowdown")
     check_device(args)
     if args.probe and args.pid is None:
         raise UsageError(
@@ -105,6 +108,12 @@ def _check(args: argparse.Namespace, command: list[str]) -> None:
             "the plot cannot be written there",
             where=f"--plot {args.plot}",
             mend="Name a file in a directory that you may write to.",
+        )
+    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise UnavailableError(
+            "a plot needs matplotlib",
+            where="--plot",
+            mend="Install: pip install 'infiniswap[simulate]'.",
         )
     if command and not _can_read_twice():
         raise UsageError(

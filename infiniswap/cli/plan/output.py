@@ -16,11 +16,15 @@ from infiniswap.planning.report import Planned
 
 def show(args: argparse.Namespace, plan: Planned) -> None:
     """A plan: as JSON or as a table with what is to be said, and as a picture."""
-    if args.plot is not None and plan.curve:
-        report.draw(plan, args.plot)
     if args.json:
         print_json(asdict(plan))
-        return
+    else:
+        _print_text(plan)
+    if args.plot is not None and plan.curve:
+        report.draw(plan, args.plot)
+
+
+def _print_text(plan: Planned) -> None:
     console = results_console()
     if plan.curve:
         console.print(report.table(plan), highlight=False, markup=False)

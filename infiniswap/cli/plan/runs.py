@@ -11,6 +11,7 @@ import shlex
 import stat
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Final
 
 from infiniswap.cli.run.job import Paging
@@ -18,7 +19,7 @@ from infiniswap.cli.run.job import run as run_job
 from infiniswap.cli.run.live_line import say
 from infiniswap.cli.run.request import RunRequest
 from infiniswap.device.control import client
-from infiniswap.errors import InfiniswapError
+from infiniswap.errors import InfiniswapError, UsageError
 from infiniswap.planning import history
 from infiniswap.planning.prediction import Probe, fit, measured
 from infiniswap.planning.report import Planned
@@ -45,6 +46,7 @@ _SHORT_NOTE: Final = (
 )
 _ALONE_NOTE: Final = "no donor is named or announced: this is the curve with the local disk alone"
 _PAGED_NOTE: Final = "a run without a limit was paged out, too: this host is short of memory"
+_BY_SIGNAL: Final = frozenset(128 + number for number in (SIGHUP, SIGINT, SIGQUIT, SIGTERM))
 _SURE_SHARE: Final = 0.9
 _LOWEST: Final = 25
 """Percent of the peak: no limit below it is recommended."""
@@ -72,10 +74,12 @@ class PlanRuns:
         self._past = past
         self._has_donors = has_donors
         self._notes: list[str] = []
+        self._ended_code = 0
         self.plan: Planned | None = None
 
     def all(self, request: RunRequest, paging: Paging) -> int:
-        """Runs the job a few times; returns the exit code of the first run."""
+        """Runs the job a few times; returns the exit code of the first run, or that of a later one
+        that was interrupted."""
         whole = request.follower
         assert isinstance(whole, WholeWatch)
         say("plan: run 1, without a limit")
@@ -101,7 +105,7 @@ class PlanRuns:
         if whole.swap_peak_bytes:
             self._notes.append(_PAGED_NOTE)
         self.plan = self._made(code, first_s, whole, probe, search)
-        return code
+        return code or self._ended_code
 
     def _repeat(self, request: RunRequest, paging: Paging, whole: WholeWatch) -> bool:
         """Another run without a limit, right before those that are compared with it: the first
@@ -117,10 +121,19 @@ class PlanRuns:
         return True
 
     def _again(self, request: RunRequest, paging: Paging) -> None:
-        """A file at standard input is read from its beginning."""
+        """A file at standard input is read from its beginning. What ends a run, ends the plan with
+        what the runs before have told."""
         if stat.S_ISREG(os.fstat(0).st_mode):
             os.lseek(0, 0, os.SEEK_SET)
-        run_job(request, replace(paging, before=client.status(paging.paths)))
+        try:
+            status = client.status_patiently(paging.paths)
+            code = run_job(request, replace(paging, before=status))
+        except UsageError:
+            raise
+        except InfiniswapError as error:
+            self._notes.append(f"no other run could be made: {error}")
+        else:
+            self._ended_code = code if code in _BY_SIGNAL else 0
 
     def _limited(self, request: RunRequest, paging: Paging, watch: LimitedWatch) -> None:
         self._again(replace(request, follower=watch, local_bytes=watch.limit_bytes), paging)
@@ -132,7 +145,7 @@ class PlanRuns:
         with contextlib.ExitStack() as stack:
             try:
                 trace = stack.enter_context(BlockTrace(Path(paging.before.path).stat().st_rdev))
-            except InfiniswapError as error:
+            except (InfiniswapError, OSError) as error:
                 self._notes.append(
                     f"the curve is taken to be even, as pages cannot be seen: {error}"
                 )

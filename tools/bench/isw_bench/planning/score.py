@@ -13,7 +13,7 @@ from typing import Any
 
 from infiniswap.demo.children import environment as quiet_libraries
 from infiniswap.errors import UsageError
-from infiniswap.system.memory import machine_memory
+from infiniswap.system.memory import host_memory, machine_memory
 from infiniswap.system.programs import infiniswap
 from infiniswap.units import MIB, PAGE_BYTES, format_size
 from isw_bench import cluster, machine
@@ -92,7 +92,7 @@ def _touch_memory() -> None:
     """Uses memory that is free, and gives it back. The host of a virtual machine gives it memory
     when it is used for the first time, which takes as long again: the jobs that are scored first
     would wait for that, and those that come last would not."""
-    touched_bytes = min(machine_memory().available_bytes // 2, _TOUCHED_BYTES_MAX)
+    touched_bytes = min(host_memory().available_bytes // 2, _TOUCHED_BYTES_MAX)
     parts = []
     for _ in range(touched_bytes // _STEP_BYTES):
         parts.append(mmap.mmap(-1, _STEP_BYTES))
@@ -146,7 +146,8 @@ def run(args: argparse.Namespace) -> int:
     found: list[Mapping[str, Any]] = []
     with Scope(args.work) as scope:
         bench = Bench(Settings(1, 0.0), scope, ROOT, ROOT / "build" / "bench")
-        _touch_memory()
+        if args.size == FULL:
+            _touch_memory()
         with cluster.donors(bench, 2, _SLAB_BYTES, _POOL_BYTES) as donors:
             scorer = _Scorer(bench, list(donors))
             for job in SCORED.values():
