@@ -89,8 +89,8 @@ def metrics_port(cluster: Cluster) -> int:
 @pytest.mark.requires_root
 @pytest.mark.parametrize("flooded", ["donor", "metrics port"])
 def test_a_device_pages_through_a_flood_of_handshakes(cluster: Cluster, flooded: str) -> None:
-    port = metrics_port(cluster)
     donor = cluster.donor()
+    port = metrics_port(cluster)  # behind the donor, which might take the port that is free
     device = cluster.start("--frontend", "nbd-socket", size=str(SLAB))
     with connected(device.socket) as client:
 
