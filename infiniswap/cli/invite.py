@@ -236,9 +236,14 @@ def _wait(terms: Terms, path: Path, listen: HostPort, addresses: list[str]) -> i
         serving = port.InvitingPort(
             invitation, tls, terms.offer_to, lambda lends: take_up(path, inviter, lends)
         )
-        try:  # from the first word on: it is answered as soon as it can be read
-            _say(terms, token.encode(token.Token(places, tls.digest, password)), places)
-            guest = asyncio.run(serving.serve(listener))
+        told = token.encode(token.Token(places, tls.digest, password))
+
+        async def wait() -> Guest:  # the words within the loop: from the first on, Ctrl-C is its
+            _say(terms, told, places)
+            return await serving.serve(listener)
+
+        try:
+            guest = asyncio.run(wait())
         except KeyboardInterrupt:
             given = invitation.given_to
             end = f"is used up: {given} has it" if given else "is withdrawn"
