@@ -35,6 +35,12 @@ def test_a_quantile_lies_among_the_values(values: list[float], q: float) -> None
     assert min(values) <= found <= max(values) or found == pytest.approx(min(values))
 
 
+def test_infinite_ratios_have_quartiles() -> None:
+    found = stats.spread([1.0, 1.0, 1.0, math.inf, math.inf])
+    assert (found.q1, found.median, found.q3) == (1.0, 1.0, math.inf)
+    assert stats.spread([2.0, math.inf, math.inf]).q1 == math.inf
+
+
 def test_no_values_have_no_quantile() -> None:
     with pytest.raises(ValueError, match="values"):
         stats.quantile([], 0.5)

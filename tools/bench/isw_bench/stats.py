@@ -29,9 +29,9 @@ def quantile(values: Sequence[float], q: float) -> float:
         raise ValueError("a quantile needs values, and q between 0 and 1")
     ordered = sorted(values)
     at = q * (len(ordered) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+    low = ordered[math.floor(at)]
+    high = ordered[math.ceil(at)]
+    return low if low == high else low + (high - low) * (at % 1)  # both may be infinite
 
 
 def spread(values: Sequence[float]) -> Spread:
