@@ -24,6 +24,26 @@ async def test_a_hundred_donors_cost_two_queries_a_slab() -> None:
 
 
 @in_virtual_time
+async def test_who_was_asked_in_vain_is_let_go_of_when_no_slab_is_left() -> None:
+    async with device(*[16] * 4, slabs=16) as (w, links):
+        assert await w.mapper.placer.place(0)
+        assert [link.has_session for link in links] == [bool(link.mapped) for link in links]
+        async with w.mapper.placer.sessions_kept():
+            for slab in range(1, 4):
+                assert await w.mapper.placer.place(slab)
+            asked = [link for link in links if link.asked]
+            assert all(link.has_session for link in asked)
+        assert [link.has_session for link in links] == [bool(link.mapped) for link in links]
+
+
+@in_virtual_time
+async def test_slabs_that_need_a_donor_at_the_same_time_open_one_session_with_each() -> None:
+    async with device(*[4] * 8, slabs=16) as (w, links):
+        await w.heat(*range(16))
+        assert all(link.sessions_opened == 1 for link in links if link.asked)
+
+
+@in_virtual_time
 async def test_the_donor_that_uses_less_memory_gets_the_slab_and_new_ones_come_first() -> None:
     async with device(4, 4) as (w, (busy, idle)):
         busy.used_share, idle.used_share = 0.9, 0.1

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
+from collections.abc import AsyncIterator
 from random import Random
 
 from infiniswap.config import PolicyConfig
@@ -55,10 +57,26 @@ class Placer:
         self._backoff = known_donors.backoff
         self._rng = rng
         self._counts = counts
+        self._asked: set[DonorLink] = set()
+        self._keepers = 0
 
     def is_placing(self, slab: int) -> bool:
         """Whether a donor is being found for it."""
         return slab in self._known_donors.searches
+
+    @contextlib.asynccontextmanager
+    async def sessions_kept(self) -> AsyncIterator[None]:
+        """Around a search for donors of several slabs: a donor that was asked and not chosen keeps
+        its session for the next slab. Opening one takes longer than all else in a search."""
+        self._keepers += 1
+        try:
+            yield
+        finally:
+            self._keepers -= 1
+            if not self._keepers:
+                asked, self._asked = self._asked, set()
+                for link in asked:
+                    await link.let_go()
 
     async def place(self, slab: int, purpose: Purpose = Purpose.NEED) -> bool:
         """Finds a donor for a slab and maps it.
@@ -85,12 +103,11 @@ class Placer:
             self.policy,
             lambda link: self._backoff.is_eligible(link, now_s),
         )
-        asked: set[DonorLink] = set()
-        try:
+        async with self.sessions_kept():
             while True:
                 step = placement.next()
                 if isinstance(step, Ask):
-                    asked.update(step.donors)
+                    self._asked.update(step.donors)
                     answers = await asyncio.gather(
                         *(self._ask(link, purpose) for link in step.donors)
                     )
@@ -104,9 +121,6 @@ class Placer:
                     placement.refused(step.donor)
                 else:
                     return False
-        finally:
-            for link in asked:
-                await link.let_go()
 
     async def _ask(self, link: DonorLink, purpose: Purpose) -> MemoryUse | None:
         now_s = _now_s()

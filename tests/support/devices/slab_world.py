@@ -64,6 +64,8 @@ class ObedientLink:
         self.no_room = ""
         self.config = SimpleNamespace(has_backup=world.has_backup)
         self.asked = 0
+        self.sessions_opened = 0
+        self.has_session = False
         self.done: list[tuple[str, int]] = []
         self.told: list[tuple[Any, ...]] = []
         self._world = world
@@ -81,10 +83,18 @@ class ObedientLink:
 
     async def ask(self, *, ahead: bool) -> MemoryUse:
         self.asked += 1
+        await self._open()
         await self._answer()
         return MemoryUse(self.used_share, self.room, self.no_room)
 
+    async def _open(self) -> None:
+        if not self.has_session:
+            await self._answer()
+            self.sessions_opened += 1
+            self.has_session = True
+
     async def map(self, slab: int, *, migrates: bool, ahead: bool) -> None:
+        await self._open()
         await self._answer()
         if self.is_busy or not self.room:
             raise RequestRefusedError("it has no slab for that", reason=REFUSED_BUSY)
@@ -106,7 +116,8 @@ class ObedientLink:
             self._world.lost.discard(slab)
         self._world.mapper.arrived(slab)
 
-    async def let_go(self) -> None: ...
+    async def let_go(self) -> None:
+        self.has_session = self.remote is not None
 
     async def keep(self, slab: int) -> bool:
         self.told.append(("keep", slab))
