@@ -8,6 +8,13 @@
 #include "store/rdma.h"
 #include "store/store.h"
 
+/*
+ * Connections with threads of their own. A worker's additional system call costs a lone reader a
+ * few hundredths of its pages; workers save a few connections a tenth of their processor time, many
+ * more than that (docs/policies.md).
+ */
+#define LONE_THREADS_MAX 8u
+
 /* TCP is the NBD server itself (export.c). */
 static const struct iswi_store_transport *const transports[] = {&iswi_store_rdma, NULL};
 
@@ -57,7 +64,7 @@ static int create_server(isw_store *store, struct isw_error *error)
 		.connections_per_host_max = store->config.connections_per_host_max,
 		.handshake_ms_max = store->config.handshake_ms_max,
 		.send_ms_max = store->config.send_ms_max,
-		.lone_threads = true,
+		.lone_threads_max = LONE_THREADS_MAX,
 	};
 
 	return iswi_nbd_server_create(&config, &store->server, error);

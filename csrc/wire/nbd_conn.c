@@ -61,14 +61,12 @@ static struct iswi_nbd_ended thread_ends(struct iswi_nbd_server *server)
 
 /*
  * Whether a worker has the connection from here on. A worker waits for its sockets before it
- * receives, which a lone connection would notice: so as long as there is a processor for each
- * connection they keep the threads they came with. One whose client is late ends where it is: a
- * worker would give the client more time.
+ * receives, which a lone reader would notice: so a few connections keep the threads they came with.
+ * One whose client is late ends where it is: a worker would give the client more time.
  */
 static bool hand_over(struct iswi_nbd_conn *conn, struct iswi_nbd_ended *before_out)
 {
 	struct iswi_nbd_server *server = conn->server;
-	const bool lone = server->config.lone_threads;
 	bool taken;
 
 	if (conn->memory.deadline_ns != 0 && iswi_now_ns() >= conn->memory.deadline_ns)
@@ -76,8 +74,8 @@ static bool hand_over(struct iswi_nbd_conn *conn, struct iswi_nbd_ended *before_
 	pthread_mutex_lock(&server->hand_lock);
 	/* A server that stops joins the threads of the connections that it finds in conns. */
 	taken = !server->stopping &&
-		(!lone || atomic_load_explicit(&server->conn_count, memory_order_relaxed) >
-				  server->worker_count) &&
+		atomic_load_explicit(&server->conn_count, memory_order_relaxed) >
+			server->config.lone_threads_max &&
 		iswi_nbd_worker_take(conn);
 	if (taken)
 		*before_out = thread_ends(server);

@@ -11,7 +11,7 @@
  *
  * Each connection comes with a thread, which shakes hands. With asynchronous exports that thread
  * serves it to its end. Memory-backed connections share a worker for each processor, once there
- * are more of them than processors (nbd_worker.c).
+ * are more than a few of them (nbd_worker.c).
  */
 #ifndef ISWI_NBD_SERVER_H
 #define ISWI_NBD_SERVER_H
@@ -136,10 +136,10 @@ struct iswi_nbd_server_config {
 	 */
 	bool fenced;
 	/*
-	 * For memory-backed exports: as long as there is a processor for each connection they keep
-	 * the threads they came with. Otherwise workers serve them all.
+	 * For memory-backed exports: up to so many connections keep the threads they came with. If
+	 * there are more, workers serve them all.
 	 */
-	bool lone_threads;
+	uint32_t lone_threads_max;
 	bool urgent; /* who waits for an answer may wait for memory: iswi_thread_urgent() */
 	/*
 	 * An answer that moves no byte for this long; answers that still wait for a slow client

@@ -316,6 +316,17 @@ TEST(busy_reads_go_the_way_that_gets_more_of_them_done)
 	}
 }
 
+/* The first one comes after four stretches, the next after eight more. */
+TEST(a_trial_that_cannot_win_ends_at_once)
+{
+	struct busy b = {.now_ns = 1};
+	const uint32_t count = 12 * ISWI_PACE_PAGES;
+
+	CHECK(read_busily(&b, count, 20, 900, 50) < count * 20 * US * 110 / 100);
+	CHECK(b.quicker_pages > 0);
+	CHECK_EQ(b.pace.kept, ISWI_PACE_DONORS);
+}
+
 TEST(a_change_of_the_better_way_is_noticed)
 {
 	struct busy b = {.now_ns = 1};

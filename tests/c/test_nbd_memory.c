@@ -6,7 +6,7 @@
 #define OWN_MAIN
 #include "nbd_memory_fixture.h"
 
-static bool lone_threads;
+static uint32_t lone_threads_max;
 
 static void set_up(uint32_t send_ms)
 {
@@ -16,7 +16,7 @@ static void set_up(uint32_t send_ms)
 		.connections_per_host_max = PLACES - 1,
 		.handshake_ms_max = WAIT_S * 1000,
 		.send_ms_max = send_ms,
-		.lone_threads = lone_threads,
+		.lone_threads_max = lone_threads_max,
 	});
 }
 
@@ -363,6 +363,6 @@ SERVED_TEST(test_an_ipv6_host_counts_by_its_network)
 int main(void)
 {
 	run_tests();
-	lone_threads = true;
+	lone_threads_max = 2;
 	return run_tests();
 }

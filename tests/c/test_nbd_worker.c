@@ -72,20 +72,20 @@ static const struct iswi_nbd_backend gated_backend = {
 	.release = test_release,
 };
 
-static struct iswi_nbd_server_config config_of(uint32_t send_ms, bool lone_threads)
+static struct iswi_nbd_server_config config_of(uint32_t send_ms, uint32_t lone_threads_max)
 {
 	return (struct iswi_nbd_server_config){
 		.backend = &gated_backend,
 		.connections_max = PLACES,
 		.handshake_ms_max = PATIENT,
 		.send_ms_max = send_ms,
-		.lone_threads = lone_threads,
+		.lone_threads_max = lone_threads_max,
 	};
 }
 
-static void set_up(uint32_t send_ms, bool lone_threads)
+static void set_up(uint32_t send_ms, uint32_t lone_threads_max)
 {
-	const struct iswi_nbd_server_config config = config_of(send_ms, lone_threads);
+	const struct iswi_nbd_server_config config = config_of(send_ms, lone_threads_max);
 
 	atomic_store(&gate.closed, false);
 	atomic_store(&gate.count, 0);
@@ -93,7 +93,7 @@ static void set_up(uint32_t send_ms, bool lone_threads)
 	CHECK_EQ(server->worker_count, 1);
 }
 
-#define WORKER_TEST(name) BETWEEN_TEST(name, set_up(PATIENT, false), tear_down())
+#define WORKER_TEST(name) BETWEEN_TEST(name, set_up(PATIENT, 0), tear_down())
 
 /* The next request waits in the worker from here on ... */
 static void gate_close(void)
@@ -212,7 +212,7 @@ WORKER_TEST(test_stalled_clients_hold_up_nobody)
 }
 
 /* Each ends when its time is over; one that asks for nothing stays. */
-BETWEEN_TEST(test_stalled_clients_end, set_up(1000, false), tear_down())
+BETWEEN_TEST(test_stalled_clients_end, set_up(1000, 0), tear_down())
 {
 	int fds[STALLS], fd = open_export(port, "");
 
@@ -235,7 +235,7 @@ TEST_CASES(test_dripping_clients_end, 2, payload)
 	char byte;
 	int fd;
 
-	set_up(500, false);
+	set_up(500, 0);
 	fd = stall(payload ? HALF_PAYLOAD : HALF_HEADER);
 	CHECK_EQ(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &pause, sizeof(pause)), 0);
 	/* What is dripped is too short to be the rest. */
@@ -249,7 +249,7 @@ TEST_CASES(test_dripping_clients_end, 2, payload)
 }
 
 /* A client that takes an answer slowly has all the time for each next byte. */
-BETWEEN_TEST(test_slow_reader_is_served_to_the_end, set_up(2000, false), tear_down())
+BETWEEN_TEST(test_slow_reader_is_served_to_the_end, set_up(2000, 0), tear_down())
 {
 	static char data[BLOCK_MAX / 16];
 	const int small = 16384;
@@ -306,7 +306,7 @@ TEST_CASES(test_greedy_clients_share, GREEDS, n)
 	char page[512];
 	int greedy, fd;
 
-	set_up(PATIENT, false);
+	set_up(PATIENT, 0);
 	greedy = open_export(port, "");
 	fd = open_export(port, "");
 	CHECK_EQ(do_read(fd, 0, page, sizeof(page)), 0); /* the worker has it */
@@ -380,7 +380,7 @@ TEST_CASES(test_stalled_connections_are_shut_down, STALLS, how)
 {
 	int other, fd;
 
-	set_up(PATIENT, false);
+	set_up(PATIENT, 0);
 	other = open_export(port, "");
 	fd = stall(how);
 	shut_down(last_conn);
@@ -397,7 +397,7 @@ TEST_CASES(test_server_ends_with_stalled_clients, 10, round)
 {
 	int fds[STALLS], greeted, silent;
 
-	set_up(PATIENT, round % 2 == 0);
+	set_up(PATIENT, round % 2);
 	silent = dial(port);
 	greeted = dial(port);
 	greet(greeted, NBD_FLAG_FIXED_NEWSTYLE);
@@ -444,7 +444,7 @@ TEST_CASES(test_lone_connection_keeps_its_thread, 2, writes)
 	struct iswi_nbd_conn *first, *second;
 	int fds[2];
 
-	set_up(PATIENT, true);
+	set_up(PATIENT, 1);
 	fds[0] = open_export(port, "");
 	first = last_conn;
 	for (unsigned i = 0; i < 50; i++)
@@ -468,7 +468,7 @@ TEST_CASES(test_lone_connection_keeps_its_thread, 2, writes)
 }
 
 /* An idle one is handed over too: no thread stays because its client has nothing to ask for. */
-BETWEEN_TEST(test_idle_connection_is_handed_over, set_up(500, true), tear_down())
+BETWEEN_TEST(test_idle_connection_is_handed_over, set_up(500, 1), tear_down())
 {
 	int fds[2];
 	struct iswi_nbd_conn *first;
@@ -488,7 +488,7 @@ BETWEEN_TEST(test_idle_connection_is_handed_over, set_up(500, true), tear_down()
 /* An event to end the workers, and a set: each is missing once. */
 TEST_CASES(test_no_descriptors_for_workers, 2, had)
 {
-	const struct iswi_nbd_server_config config = config_of(PATIENT, false);
+	const struct iswi_nbd_server_config config = config_of(PATIENT, 0);
 	struct rlimit before, limit;
 	struct isw_error error;
 	int lowest = dup(0);

@@ -303,8 +303,8 @@ BETWEEN_TEST(test_a_holder_that_does_not_end, begin(64u << 20), tear_down())
 	struct text ticket, later;
 	int err = 0;
 
-	/* The scheduler may give it the time after all, but not every time. */
-	for (unsigned attempt = 0; attempt < 20 && err == 0; attempt++) {
+	wait_as_told();
+	for (unsigned attempt = 0; attempt < ENDS_IN_TIME_MAX && err == 0; attempt++) {
 		int busy;
 
 		ticket = ticket_for(0);

@@ -7,8 +7,6 @@
 #define PAUSE_MAX 256u
 /* Without a read for longer than this, the job had something else to do. */
 #define GAP_NS 1000000u
-/* A trial that takes so many times as long is lost before its end. */
-#define LOST 4u
 /* The quicker source wins when its stretch takes less than MARGIN_LESS / MARGIN of the donors'. */
 #define MARGIN      4u
 #define MARGIN_LESS 3u
@@ -83,7 +81,7 @@ void iswi_pace_note(struct iswi_pace *p, uint32_t pages, bool from_backup, uint6
 	if (from_backup)
 		atomic_fetch_add_explicit(&p->backup_pages, pages, memory_order_relaxed);
 	all = atomic_fetch_add_explicit(&p->pages, pages, memory_order_relaxed) + pages;
-	/* Only a trial has a stretch to be compared with. */
-	if (all >= ISWI_PACE_PAGES || (way != kept && busy_ns > kept_ns * LOST))
+	/* Only a trial has a stretch to be compared with; one that cannot win ends at once. */
+	if (all >= ISWI_PACE_PAGES || (way != kept && !wins(kept, kept_ns, busy_ns)))
 		end_stretch(p, way, all, busy_ns);
 }
