@@ -222,16 +222,18 @@ static int add_conn(struct iswi_nbd_server *server, int fd, const unsigned char 
 	if (peer != NULL)
 		memcpy(conn->peer, peer, PEER_BYTES);
 	conn->place = place;
+	/* Before it starts: how many there are tells the thread who serves it. */
+	server->conn_count++;
 	/* Started under the lock: the thread cannot end before conn->thread is written. */
 	err = iswi_thread_start(&conn->thread, "isw-nbd-conn", conn_main, conn);
 	if (err != 0)
 		goto err_conn;
 	*place = conn;
-	server->conn_count++;
 	pthread_mutex_unlock(&server->lock);
 	return 0;
 
 err_conn:
+	server->conn_count--;
 	iswi_nbd_conn_free(conn);
 err_refused:
 	pthread_mutex_unlock(&server->lock);

@@ -238,7 +238,7 @@ def _wait(terms: Terms, path: Path, listen: HostPort, addresses: list[str]) -> i
         )
         told = token.encode(token.Token(places, tls.digest, password))
 
-        async def wait() -> Guest:  # the words within the loop: from the first on, Ctrl-C is its
+        async def wait() -> Guest:  # printed within the loop, which handles Ctrl-C by then
             _say(terms, told, places)
             return await serving.serve(listener)
 

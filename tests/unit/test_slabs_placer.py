@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, cast
 
 import pytest
-from support.devices.slab_world import SlabWorld, device
+from support.devices.slab_world import ObedientLink, SlabWorld, device
 from support.machine.virtual_time import in_virtual_time
 
 from infiniswap.device.slabs.placer import Purpose
@@ -27,13 +28,49 @@ async def test_a_hundred_donors_cost_two_queries_a_slab() -> None:
 async def test_who_was_asked_in_vain_is_let_go_of_when_no_slab_is_left() -> None:
     async with device(*[16] * 4, slabs=16) as (w, links):
         assert await w.mapper.placer.place(0)
+        await asyncio.sleep(0.1)
         assert [link.has_session for link in links] == [bool(link.mapped) for link in links]
         async with w.mapper.placer.sessions_kept():
-            for slab in range(1, 4):
+            for slab in range(1, 3):
                 assert await w.mapper.placer.place(slab)
-            asked = [link for link in links if link.asked]
-            assert all(link.has_session for link in asked)
+                await asyncio.sleep(0.1)
+            assert all(link.has_session for link in links)
+        await asyncio.sleep(0.1)
         assert [link.has_session for link in links] == [bool(link.mapped) for link in links]
+        assert sum(link.has_session for link in links) == 3
+
+
+@in_virtual_time
+async def test_a_donor_that_hangs_when_it_is_let_go_of_holds_up_no_search() -> None:
+    async with device(*[4] * 3, slabs=16) as (w, links):
+        for link in links:
+            link.let_go = partial(asyncio.sleep, 5.0)  # type: ignore[method-assign]
+        begun_s = asyncio.get_running_loop().time()
+        for slab in range(8):
+            assert await w.mapper.placer.place(slab)
+        assert asyncio.get_running_loop().time() < begun_s + 5.0
+
+
+@in_virtual_time
+async def test_a_search_that_begins_meanwhile_keeps_what_has_not_been_let_go_of() -> None:
+    async with device(*[4] * 8, slabs=16) as (w, links):
+        gone: list[str] = []
+
+        async def slow(link: ObedientLink) -> None:
+            await asyncio.sleep(1.0)
+            gone.append(str(link.address))
+
+        for link in links:
+            link.let_go = partial(slow, link)  # type: ignore[method-assign]
+        async with w.mapper.placer.sessions_kept():
+            for slab in range(6):
+                assert await w.mapper.placer.place(slab)
+        await asyncio.sleep(0.5)
+        async with w.mapper.placer.sessions_kept():
+            await asyncio.sleep(10.0)
+            assert len(gone) == 1
+        await asyncio.sleep(10.0)
+        assert len(gone) == len([link for link in links if link.asked])
 
 
 @in_virtual_time

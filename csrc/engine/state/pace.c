@@ -24,14 +24,15 @@ static uint32_t other(uint32_t way)
 	return way == ISWI_PACE_DONORS ? ISWI_PACE_QUICKER : ISWI_PACE_DONORS;
 }
 
-/* ns: of a whole stretch at this one's pace. Returns the way of the next one. */
-static uint32_t next_way(struct iswi_pace *p, uint32_t way, uint64_t ns, bool same)
+/* pages: fewer than a stretch's, if a trial is lost. Returns the way of the next stretch. */
+static uint32_t next_way(struct iswi_pace *p, uint32_t way, uint32_t pages, uint64_t ns, bool same)
 {
 	uint64_t kept_ns = atomic_load_explicit(&p->kept_ns, memory_order_relaxed);
 	uint32_t kept = atomic_load_explicit(&p->kept, memory_order_relaxed);
 
 	if (way != kept) {
-		bool won = !(same && way == ISWI_PACE_QUICKER) && wins(kept, kept_ns, ns);
+		bool won = pages >= ISWI_PACE_PAGES && !(same && way == ISWI_PACE_QUICKER) &&
+			   wins(kept, kept_ns, ns * ISWI_PACE_PAGES / pages);
 
 		kept = won ? way : kept;
 		atomic_store_explicit(&p->kept, kept, memory_order_relaxed);
@@ -46,7 +47,7 @@ static uint32_t next_way(struct iswi_pace *p, uint32_t way, uint64_t ns, bool sa
 		p->left = p->pause;
 	if (--p->left)
 		return way;
-	atomic_store_explicit(&p->kept_ns, ns, memory_order_relaxed);
+	atomic_store_explicit(&p->kept_ns, ns * ISWI_PACE_PAGES / pages, memory_order_relaxed);
 	return other(way);
 }
 
@@ -58,9 +59,9 @@ static void end_stretch(struct iswi_pace *p, uint32_t way, uint32_t pages, uint6
 	if (atomic_flag_test_and_set_explicit(&p->ending, memory_order_acquire))
 		return;
 	/* Another thread may have ended it since. */
-	if (atomic_load_explicit(&p->pages, memory_order_relaxed) >= pages) {
-		next = next_way(p, way, busy_ns * ISWI_PACE_PAGES / pages,
-				from_backup * SAME < pages);
+	if (atomic_load_explicit(&p->pages, memory_order_relaxed) >= pages &&
+	    atomic_load_explicit(&p->way, memory_order_relaxed) == way) {
+		next = next_way(p, way, pages, busy_ns, from_backup * SAME < pages);
 		atomic_store_explicit(&p->pages, 0, memory_order_relaxed);
 		atomic_store_explicit(&p->backup_pages, 0, memory_order_relaxed);
 		atomic_store_explicit(&p->busy_ns, 0, memory_order_relaxed);

@@ -77,7 +77,7 @@ class SlabMapper:
         self._wake = asyncio.Event()
         self._tasks = Tasks()
         self.known_donors = KnownDonors(engine, self.alarms, self._wake)
-        self.placer = Placer(engine, self.known_donors, policy, rng, self.counts)
+        self.placer = Placer(engine, self.known_donors, policy, rng, self.counts, self._tasks)
         self.events = EngineEvents(engine, self.known_donors, self.alarms, self._refused)
         self._engine = engine
         self._tracker = ActivityTracker(slab_count, policy, now_s)

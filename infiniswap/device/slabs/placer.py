@@ -14,6 +14,7 @@ from infiniswap.config import PolicyConfig
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.slabs.counts import SlabCounts
 from infiniswap.device.slabs.known_donors import KnownDonors
+from infiniswap.device.slabs.tasks import Tasks
 from infiniswap.engine.protocol import Engine, SlabState
 from infiniswap.errors import InfiniswapError, RequestRefusedError
 from infiniswap.policy.placement import Ask, Choose, MemoryUse, Placement
@@ -41,6 +42,7 @@ class Placer:
         policy: [policy] of the configuration; a reload replaces it.
         rng: source of randomness.
         counts: of the device.
+        tasks: let go of donors that were asked in vain.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Placer:
         policy: PolicyConfig,
         rng: Random,
         counts: SlabCounts,
+        tasks: Tasks,
     ) -> None:
         self.policy = policy
         self._engine = engine
@@ -57,6 +60,7 @@ class Placer:
         self._backoff = known_donors.backoff
         self._rng = rng
         self._counts = counts
+        self._tasks = tasks
         self._asked: set[DonorLink] = set()
         self._keepers = 0
 
@@ -73,10 +77,13 @@ class Placer:
             yield
         finally:
             self._keepers -= 1
-            if not self._keepers:
-                asked, self._asked = self._asked, set()
-                for link in asked:
-                    await link.let_go()
+            if self._asked and not self._keepers:
+                # Not waited for: a donor that hangs would hold up whoever has found another one.
+                self._tasks.spawn(self._let_go(), "let go of donors")
+
+    async def _let_go(self) -> None:
+        while self._asked and not self._keepers:  # a new search has use for what is left
+            await self._asked.pop().let_go()
 
     async def place(self, slab: int, purpose: Purpose = Purpose.NEED) -> bool:
         """Finds a donor for a slab and maps it.
