@@ -11,8 +11,8 @@
 #include "ticket.h"
 
 /*
- * On a quiet machine a connection that is zeroing a slab usually ends before a wait of 0 ms is over.
- * About one attempt in a hundred is not in time.
+ * On a quiet machine a connection that is zeroing a slab usually ends before a wait of 0 ms is
+ * over. About one attempt in a hundred is not in time.
  */
 #define ENDS_IN_TIME_MAX 5000u
 
