@@ -32,7 +32,6 @@ from support.machine.runmode import FULL
 from support.machine.stopping import stopped
 from support.machine.swapout import swap_out_file
 
-from infiniswap.system.loop import attached
 from infiniswap.system.process import swap_safety_report
 from infiniswap.units import MIB
 
@@ -304,9 +303,10 @@ def _mark(*marks: Any) -> Callable[[Any], Any]:
 @_mark(needs_resend, *NEEDS)
 def test_no_page_is_wrong_after_each_kill(busy: tuple[Device, Job]) -> None:
     device, work = busy
-    loops = {entry.path for entry in attached()}
+    loops = {entry.path for entry in device.cluster.loops()}
+    assert len(loops) == 1
     print("pauses in ms:", *kill_again_and_again(device, work, KILLS))
-    assert {entry.path for entry in attached()} == loops
+    assert {entry.path for entry in device.cluster.loops()} == loops
     until(lambda: device.status["slabs"]["mapped"] > 0, "slabs on donors")
 
 
