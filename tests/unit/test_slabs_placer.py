@@ -24,17 +24,29 @@ async def test_a_hundred_donors_cost_two_queries_a_slab() -> None:
             assert sum(link.asked for link in links) == 2 * (slab + 1)
 
 
+async def long_search(w: SlabWorld, links: list[ObedientLink], slab: int) -> asyncio.Task[bool]:
+    """One that has begun, and whose donors take ten seconds to answer."""
+    usual_s = links[0].answer_s
+    for link in links:
+        link.answer_s = 10.0
+    search = asyncio.create_task(w.mapper.placer.place(slab))
+    await asyncio.sleep(0.001)
+    for link in links:
+        link.answer_s = usual_s
+    return search
+
+
 @in_virtual_time
 async def test_who_was_asked_in_vain_is_let_go_of_when_no_slab_is_left() -> None:
     async with device(*[16] * 4, slabs=16) as (w, links):
         assert await w.mapper.placer.place(0)
         await asyncio.sleep(0.1)
         assert [link.has_session for link in links] == [bool(link.mapped) for link in links]
-        async with w.mapper.placer.sessions_kept():
-            for slab in range(1, 3):
-                assert await w.mapper.placer.place(slab)
-                await asyncio.sleep(0.1)
-            assert all(link.has_session for link in links)
+        search = await long_search(w, links, 1)
+        assert await w.mapper.placer.place(2)
+        await asyncio.sleep(0.1)
+        assert [link for link in links if link.has_session and not link.mapped]
+        assert await search
         await asyncio.sleep(0.1)
         assert [link.has_session for link in links] == [bool(link.mapped) for link in links]
         assert sum(link.has_session for link in links) == 3
@@ -62,15 +74,15 @@ async def test_a_search_that_begins_meanwhile_keeps_what_has_not_been_let_go_of(
 
         for link in links:
             link.let_go = partial(slow, link)  # type: ignore[method-assign]
-        async with w.mapper.placer.sessions_kept():
-            for slab in range(6):
-                assert await w.mapper.placer.place(slab)
+        for slab in range(6):
+            assert await w.mapper.placer.place(slab)
         await asyncio.sleep(0.5)
-        async with w.mapper.placer.sessions_kept():
-            await asyncio.sleep(10.0)
-            assert len(gone) == 1
+        search = await long_search(w, links, 6)
+        await asyncio.sleep(9.0)
+        assert len(gone) == 1
+        assert await search
         await asyncio.sleep(10.0)
-        assert len(gone) == len([link for link in links if link.asked])
+        assert set(gone) == {str(link.address) for link in links if link.asked}
 
 
 @in_virtual_time

@@ -28,11 +28,12 @@ static uint32_t other(uint32_t way)
 static uint32_t next_way(struct iswi_pace *p, uint32_t way, uint32_t pages, uint64_t ns, bool same)
 {
 	uint64_t kept_ns = atomic_load_explicit(&p->kept_ns, memory_order_relaxed);
+	uint64_t stretch_ns = ns * ISWI_PACE_PAGES / pages;
 	uint32_t kept = atomic_load_explicit(&p->kept, memory_order_relaxed);
 
 	if (way != kept) {
 		bool won = pages >= ISWI_PACE_PAGES && !(same && way == ISWI_PACE_QUICKER) &&
-			   wins(kept, kept_ns, ns * ISWI_PACE_PAGES / pages);
+			   wins(kept, kept_ns, stretch_ns);
 
 		kept = won ? way : kept;
 		atomic_store_explicit(&p->kept, kept, memory_order_relaxed);
@@ -47,7 +48,7 @@ static uint32_t next_way(struct iswi_pace *p, uint32_t way, uint32_t pages, uint
 		p->left = p->pause;
 	if (--p->left)
 		return way;
-	atomic_store_explicit(&p->kept_ns, ns * ISWI_PACE_PAGES / pages, memory_order_relaxed);
+	atomic_store_explicit(&p->kept_ns, stretch_ns, memory_order_relaxed);
 	return other(way);
 }
 

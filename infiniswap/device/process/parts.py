@@ -213,13 +213,13 @@ class Parts:
             MemoryLimitError: the donors cannot take all of them.
         """
         # Before is_eager, as two must not place one slab.
-        async with self.mapper.placer.sessions_kept():
-            for slab in range(self.spec.slab_count):
-                if not await self.mapper.placer.place(slab):
-                    what = f"the donors can take {slab} of {self.spec.slab_count} slabs, and "
-                    what += "without a backup all of them need a donor"
-                    mend = "Use a smaller --size, more donors, or a backup."
-                    raise MemoryLimitError(what, mend=mend)
+        for slab in range(self.spec.slab_count):
+            if not await self.mapper.placer.place(slab):
+                raise MemoryLimitError(
+                    f"the donors can take {slab} of {self.spec.slab_count} slabs, and without a "
+                    "backup all of them need a donor",
+                    mend="Use a smaller --size, more donors, or a backup.",
+                )
         self.mapper.is_eager = True
 
     # ------------------------------------------------------------------- loops beside

@@ -88,15 +88,14 @@ class AheadMapper:
         return [binding(number, slab) for number, slab in enumerate(slabs)]
 
     async def _map(self, outs: dict[int, int]) -> None:
-        async with self._placer.sessions_kept():
-            for slab, pages in outs.items():
-                if self._engine.slab(slab).state is not SlabState.UNMAPPED:
-                    continue  # it became hot meanwhile
-                if not await self._placer.place(slab, Purpose.AHEAD):
-                    self._policy.refused(asyncio.get_running_loop().time())
-                    return
-                self._policy.mapped()
-                self._outs[slab] = pages
+        for slab, pages in outs.items():
+            if self._engine.slab(slab).state is not SlabState.UNMAPPED:
+                continue  # it became hot meanwhile
+            if not await self._placer.place(slab, Purpose.AHEAD):
+                self._policy.refused(asyncio.get_running_loop().time())
+                return
+            self._policy.mapped()
+            self._outs[slab] = pages
 
     async def _tell(self) -> None:
         for slab in sorted(self._used):

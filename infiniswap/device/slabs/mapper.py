@@ -237,15 +237,14 @@ class SlabMapper:
         urgent = [slab for slab in unmapped if self.is_eager or slab in self._urgent]
         known = set(urgent)
         hot = [slab for slab in self._tracker.hottest(unmapped) if slab not in known]
-        async with self.placer.sessions_kept():
-            for slab in urgent + hot:
-                if self.placer.is_placing(slab):
-                    continue  # by a move that has been overtaken; once more when that has ended
-                if not await self.placer.place(slab):
-                    self._homeless(len(urgent))
-                    return  # no donor has room, and so none for the next slab
-                self.counts.remapped += slab in self._urgent
-                self._urgent.discard(slab)
+        for slab in urgent + hot:
+            if self.placer.is_placing(slab):
+                continue  # by a move that has been overtaken; once more when that has ended
+            if not await self.placer.place(slab):
+                self._homeless(len(urgent))
+                return  # no donor has room, and so none for the next slab
+            self.counts.remapped += slab in self._urgent
+            self._urgent.discard(slab)
         self.alarms.pop("no-donor", None)
 
     def _homeless(self, count: int) -> None:

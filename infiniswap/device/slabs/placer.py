@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
-from collections.abc import AsyncIterator
 from random import Random
 
 from infiniswap.config import PolicyConfig
@@ -62,28 +60,10 @@ class Placer:
         self._counts = counts
         self._tasks = tasks
         self._asked: set[DonorLink] = set()
-        self._keepers = 0
 
     def is_placing(self, slab: int) -> bool:
         """Whether a donor is being found for it."""
         return slab in self._known_donors.searches
-
-    @contextlib.asynccontextmanager
-    async def sessions_kept(self) -> AsyncIterator[None]:
-        """Around a search for donors of several slabs: a donor that was asked and not chosen keeps
-        its session for the next slab. Opening one takes longer than all else in a search."""
-        self._keepers += 1
-        try:
-            yield
-        finally:
-            self._keepers -= 1
-            if self._asked and not self._keepers:
-                # Not waited for: a donor that hangs would hold up whoever has found another one.
-                self._tasks.spawn(self._let_go(), "let go of donors")
-
-    async def _let_go(self) -> None:
-        while self._asked and not self._keepers:  # a new search has use for what is left
-            await self._asked.pop().let_go()
 
     async def place(self, slab: int, purpose: Purpose = Purpose.NEED) -> bool:
         """Finds a donor for a slab and maps it.
@@ -98,6 +78,15 @@ class Placer:
             return await self._search(slab, purpose)
         finally:
             self._known_donors.searches.discard(slab)
+            # Not waited for: a donor that hangs would hold up whoever has found another one.
+            if self._asked:
+                self._tasks.spawn(self._let_go(), "let go of donors")
+
+    async def _let_go(self) -> None:
+        """Ends sessions that were opened only to ask, unless another search, as for the next slab
+        of several, has use for them: opening one takes longer than all else in a search."""
+        while self._asked and not self._known_donors.searches:
+            await self._asked.pop().let_go()
 
     async def _search(self, slab: int, purpose: Purpose) -> bool:
         usable = [link for link in self._known_donors.usable() if slab not in link.mapped]
@@ -110,24 +99,21 @@ class Placer:
             self.policy,
             lambda link: self._backoff.is_eligible(link, now_s),
         )
-        async with self.sessions_kept():
-            while True:
-                step = placement.next()
-                if isinstance(step, Ask):
-                    self._asked.update(step.donors)
-                    answers = await asyncio.gather(
-                        *(self._ask(link, purpose) for link in step.donors)
-                    )
-                    for link, use in zip(step.donors, answers, strict=True):
-                        placement.answered(link, use)
-                elif isinstance(step, Choose):
-                    if await self._map(slab, step.donor, purpose):
-                        return True
-                    if self._was_taken(slab, purpose):
-                        return False
-                    placement.refused(step.donor)
-                else:
+        while True:
+            step = placement.next()
+            if isinstance(step, Ask):
+                self._asked.update(step.donors)
+                answers = await asyncio.gather(*(self._ask(link, purpose) for link in step.donors))
+                for link, use in zip(step.donors, answers, strict=True):
+                    placement.answered(link, use)
+            elif isinstance(step, Choose):
+                if await self._map(slab, step.donor, purpose):
+                    return True
+                if self._was_taken(slab, purpose):
                     return False
+                placement.refused(step.donor)
+            else:
+                return False
 
     async def _ask(self, link: DonorLink, purpose: Purpose) -> MemoryUse | None:
         now_s = _now_s()

@@ -64,6 +64,7 @@ class ObedientLink:
         self.no_room = ""
         self.config = SimpleNamespace(has_backup=world.has_backup)
         self.asked = 0
+        self.answer_s = _ANSWER_S
         self.sessions_opened = 0
         self.has_session = False
         self.done: list[tuple[str, int]] = []
@@ -77,7 +78,7 @@ class ObedientLink:
         return not self.mapped
 
     async def _answer(self) -> None:
-        await asyncio.sleep(_ANSWER_S)
+        await asyncio.sleep(self.answer_s)
         if not self.is_reachable:
             raise NoDonorError("no answer", where=f"donor {self.address}")
 
