@@ -71,6 +71,10 @@ _NOT_PROVED: Final = (
     "host is in between"
 )
 _DONORS: Final = frozenset({Role.DONOR})
+_FIRST_TICKETS_S: Final = 5.0
+"""How long tickets that came with a lease are used: half of their life."""
+_NO_TICKETS: Final[tuple[int, list[str], float]] = (0, [], 0.0)
+"""Of which lease, the tickets, and until when they are used."""
 _FAILED_CLOSE_S: Final = 0.5
 """How long a peer that failed the handshake may take to agree to the close."""
 
@@ -218,6 +222,7 @@ class Session:
         self._channel = channel
         self._config = config
         self._use = use
+        self._first_tickets = _NO_TICKETS
         self._http = http
         self._task = asyncio.create_task(self._run(handler), name=f"session with {address}")
 
@@ -284,9 +289,17 @@ class Session:
         tenant = self._use.tenant if self._use else ""
         return await self.ask(m.MemoryRequest(id=self.next_id(), tenant=tenant))
 
-    async def lease(self, slots_max: int) -> m.LeaseAnswer:
-        """A new lease of `slots_max` empty slots."""
-        return await self.ask(m.LeaseRequest(id=self.next_id(), slots_max=slots_max, use=self._use))
+    async def lease(self, slots_max: int, connections: int = 0) -> m.LeaseAnswer:
+        """A new lease of `slots_max` empty slots. `tickets` for so many data connections come with
+        it where the donor is new enough."""
+        answer = await self.ask(
+            m.LeaseRequest(
+                id=self.next_id(), slots_max=slots_max, use=self._use, tickets=connections
+            )
+        )
+        until_s = asyncio.get_running_loop().time() + _FIRST_TICKETS_S
+        self._first_tickets = answer.lease, answer.tickets, until_s
+        return answer
 
     async def map(self, lease: int, slab: int, *, ahead: bool = False) -> m.MapAnswer:
         """Asks for a slab in a slot of the lease; `ahead`: see MapRequest."""
@@ -321,6 +334,10 @@ class Session:
 
     async def tickets(self, lease: int, first: int, count: int) -> list[str]:
         """A ticket for each data connection of these numbers."""
+        (of, came, until_s), self._first_tickets = self._first_tickets, _NO_TICKETS
+        is_good = asyncio.get_running_loop().time() < until_s
+        if is_good and (of, 0, len(came)) == (lease, first, count):
+            return came
         answer = await self.ask(
             m.TicketsRequest(id=self.next_id(), lease=lease, first=first, count=count),
             self._config.renew_s,

@@ -286,22 +286,30 @@ class LeaseUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: Label = ""
 
 
-class LeaseAnswer(Answer, frozen=True, tag="lease_answer"):
-    """A fresh lease; `reclaim` is the secret that RenewRequest needs."""
+TICKET_NUMBERS: Final = 32
+"""Data connections of a lease have numbers below it."""
+
+
+class LeaseAnswer(Answer, frozen=True, tag="lease_answer", omit_defaults=True):
+    """A fresh lease; `reclaim` is the secret that RenewRequest needs. `tickets`: those that were
+    asked for, as in TicketsAnswer; none from an older donor."""
 
     lease: U53
     epoch: U53
     reclaim: Hex128
     export_bytes: U53
     grace_ms: Count
+    tickets: Annotated[list[Hex128], Meta(max_length=TICKET_NUMBERS)] = []
 
 
 class LeaseRequest(ConsumerRequest[LeaseAnswer], frozen=True, tag="lease", omit_defaults=True):
-    """Asks for a lease of `slots_max` slots, all empty. `use` is absent from older devices, and
-    older donors ignore it."""
+    """Asks for a lease of `slots_max` slots, all empty, and at once for tickets for its first
+    `tickets` data connections. `use` and `tickets` are absent from older devices, and older donors
+    ignore them."""
 
     slots_max: Annotated[int, Meta(ge=1, le=SLOTS_MAX)]
     use: LeaseUse | None = None
+    tickets: Annotated[int, Meta(ge=0, le=TICKET_NUMBERS)] = 0
 
 
 class MapAnswer(Answer, frozen=True, tag="map_answer", omit_defaults=True):
@@ -366,10 +374,6 @@ class RenewRequest(ConsumerRequest[RenewAnswer], frozen=True, tag="renew", omit_
     reclaim: Hex128
     epoch: U53
     use: LeaseUse | None = None
-
-
-TICKET_NUMBERS: Final = 32
-"""Data connections of a lease have numbers below it."""
 
 
 class TicketsAnswer(Answer, frozen=True, tag="tickets_answer"):

@@ -7,12 +7,13 @@ AT_ONCE or IN_TURN.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -30,7 +31,7 @@ from infiniswap.donor.rdma import DonorRdma
 from infiniswap.donor.room import Room
 from infiniswap.donor.written_leases import WrittenLeases
 from infiniswap.engine.store import MappedSlot, Store
-from infiniswap.errors import EngineError, RequestRefusedError
+from infiniswap.errors import EngineError, InfiniswapError, RequestRefusedError
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,12 @@ class Requests:
             granted_unix_s=time.time(),
         )
         lease = self.table.grant(record, session.number, self.clock())
-        await self.work.whole(self.written.write_down(lease), number)
+
+        async def ready() -> list[str]:
+            tickets = self._first_tickets(number, request.tickets)
+            return (await asyncio.gather(tickets, self.written.write_down(lease)))[0]
+
+        tickets = await self.work.whole(ready(), number)
         log.info("lease %d granted to %s", number, session)
         return m.LeaseAnswer(
             id=request.id,
@@ -121,6 +127,7 @@ class Requests:
             reclaim=record.reclaim,
             export_bytes=request.slots_max * self.config.slab_bytes,
             grace_ms=round(self.config.lease_grace_s * 1000),
+            tickets=tickets,
         )
 
     async def _map(self, session: ServerSession, request: m.MapRequest) -> m.MapAnswer:
@@ -220,26 +227,36 @@ class Requests:
             )
         for number in numbers:  # all at first, so that they end at the same time
             self.store.ticket_end(lease, number)
-        tickets = [await self._ticket(lease, number, 1, TICKET_MS) for number in numbers]
-        return m.TicketsAnswer(id=request.id, tickets=tickets)
+        return m.TicketsAnswer(id=request.id, tickets=await self._give_tickets(lease, numbers))
 
     async def _lasting_ticket(
         self, session: ServerSession, request: m.LastingTicketRequest
     ) -> m.TicketsAnswer:
         lease = self.table.owned(request.lease, session.number).lease
-        ticket = await self._ticket(lease, LASTING_TICKET, request.connections, 0)
+        tickets = await self._give_tickets(lease, [LASTING_TICKET], request.connections, 0)
         if self.table.is_left(lease):  # the session ended meanwhile, and the ticket with it
             self.store.ticket_end(lease, LASTING_TICKET)
-        return m.TicketsAnswer(id=request.id, tickets=[ticket])
+        return m.TicketsAnswer(id=request.id, tickets=tickets)
 
-    async def _ticket(self, lease: int, number: int, uses: int, good_ms: int) -> str:
-        def give() -> str:
-            return self.store.ticket(
-                lease, number, uses=uses, good_ms=good_ms, wait_ms_max=FENCE_MS
-            )
+    async def _first_tickets(self, lease: int, count: int) -> list[str]:
+        """None if they cannot be given now: the device asks for them again."""
+        try:
+            return await self._give_tickets(lease, range(count))
+        except InfiniswapError as error:
+            log.info("lease %d comes without tickets: %s", lease, error)
+            return []
+
+    async def _give_tickets(
+        self, lease: int, numbers: Sequence[int], uses: int = 1, good_ms: int = TICKET_MS
+    ) -> list[str]:
+        def give() -> list[str]:
+            return [
+                self.store.ticket(lease, number, uses=uses, good_ms=good_ms, wait_ms_max=FENCE_MS)
+                for number in numbers
+            ]
 
         try:
-            return await self.work.off_loop(give)
+            return await self.work.off_loop(give) if numbers else []
         except EngineError as error:
             if error.code in _NOT_YET:
                 raise RequestRefusedError(

@@ -64,25 +64,31 @@ class Exhausted:
 
 class _Draw(Generic[Donor]):
     """Members of a sequence in random order, each drawn when it is needed (Fisher and Yates): two
-    of ten thousand cost two steps, not ten thousand."""
+    of ten thousand cost two steps, not ten thousand. `drawn`: those of them that come first, which
+    are looked for among all members."""
 
-    def __init__(self, members: Sequence[Donor], rng: Random) -> None:
+    def __init__(self, members: Sequence[Donor], rng: Random, drawn: Sequence[Donor] = ()) -> None:
         self._members = members
         self._rng = rng
+        self._drawn = [donor for donor in drawn if donor in members]
+        self._is_drawn = frozenset(self._drawn)
         self._left = len(members)
         self._moved: dict[int, int] = {}  # by place, whose turn it would be there
 
     def next(self) -> Donor | None:
         """One more; None: all have been drawn."""
-        if not self._left:
-            return None
-        place = self._rng.randrange(self._left)
-        self._left -= 1
-        drawn = self._moved.get(place, place)
-        last = self._moved.pop(self._left, self._left)
-        if place != self._left:
-            self._moved[place] = last
-        return self._members[drawn]
+        if self._drawn:
+            return self._drawn.pop(0)
+        while self._left:
+            place = self._rng.randrange(self._left)
+            self._left -= 1
+            drawn = self._moved.get(place, place)
+            last = self._moved.pop(self._left, self._left)
+            if place != self._left:
+                self._moved[place] = last
+            if self._members[drawn] not in self._is_drawn:
+                return self._members[drawn]
+        return None
 
 
 class Placement(Generic[Donor]):
@@ -94,6 +100,7 @@ class Placement(Generic[Donor]):
         rng: source of randomness.
         policy: [policy] of the configuration; `choices` donors are asked at once.
         may_ask: whether a donor may be asked now (see DonorBackoff.is_eligible); None: each may.
+        drawn: donors that were drawn for this search before it began, in their order.
     """
 
     def __init__(
@@ -103,11 +110,12 @@ class Placement(Generic[Donor]):
         rng: Random,
         policy: PolicyConfig,
         may_ask: Callable[[Donor], bool] | None = None,
+        drawn: Sequence[Donor] = (),
     ) -> None:
         self._policy = policy
         self._may_ask = may_ask
         self._held = frozenset(holding)
-        self._draw = _Draw(donors, rng)
+        self._draw = _Draw(donors, rng, drawn)
         self._old: list[Donor] = []  # drawn while M_new was looked for, so in random order
         self._asked: list[Donor] = []
         self._answers: dict[Donor, MemoryUse] = {}

@@ -32,7 +32,7 @@ from support.donors.donor_world import (
 from support.donors.hostile_donor import hostile, status
 from support.donors.rdma_end import END
 
-from infiniswap.control import auth
+from infiniswap.control import auth, client
 from infiniswap.control import messages as m
 from infiniswap.control.channel import LOST
 from infiniswap.control.client import (
@@ -180,6 +180,41 @@ async def test_tickets_are_for_the_owner_of_the_lease_and_its_numbers() -> None:
             assert await refusal(other.lasting_ticket(lease, 1)) == m.REFUSED_UNKNOWN_LEASE
         w.store.renewals_blocked = True
         assert await refusal(session.tickets(lease, 0, 1)) == m.REFUSED_BUSY
+
+
+async def test_tickets_come_with_a_lease_and_are_given_once() -> None:
+    async with world() as w, await w.session() as session:
+        lease = (await session.lease(2, 3)).lease
+        first = w.store.tickets(lease)
+        assert sorted(first) == [0, 1, 2]
+        assert dict(enumerate(await session.tickets(lease, 0, 3))) == first
+        assert w.store.tickets(lease) == first
+        again = dict(enumerate(await session.tickets(lease, 0, 3)))
+        assert again == w.store.tickets(lease)
+        assert not set(again.values()) & set(first.values())
+        another = (await session.lease(2, 2)).lease
+        (only,) = await session.tickets(another, 0, 1)  # for another number of connections
+        assert w.store.tickets(another)[0] == only
+
+
+async def test_tickets_that_came_with_a_lease_long_ago_are_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "_FIRST_TICKETS_S", 0.0)
+    async with world() as w, await w.session() as session:
+        lease = (await session.lease(2, 2)).lease
+        first = w.store.tickets(lease)
+        assert dict(enumerate(await session.tickets(lease, 0, 2))) == w.store.tickets(lease)
+        assert w.store.tickets(lease) != first
+
+
+async def test_a_lease_is_granted_where_tickets_cannot_be_given_yet() -> None:
+    async with world() as w, await w.session() as session:
+        w.store.renewals_blocked = True
+        lease = await session.lease(2, 2)
+        assert not lease.tickets
+        w.store.renewals_blocked = False
+        assert len(await session.tickets(lease.lease, 0, 2)) == 2
 
 
 async def test_a_lasting_ticket_ends_with_the_session() -> None:

@@ -312,7 +312,8 @@ def frames(said: Iterable[tuple[str, Json]], kind: str) -> list[Json]:
 @pytest.mark.parametrize("use", [None, m.LeaseUse(job="prep.py", user="ada", uid=1000)])
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_recorded_donor_is_used(version: int, use: m.LeaseUse | None) -> None:
-    """Also by a device that says what its lease is for, of which that donor knows nothing."""
+    """Also by a device that says what its lease is for, and asks for tickets with it, of which that
+    donor knows nothing."""
     said = session_of(version)
     handler = Handler()
     async with recorded_donor(version) as (donor, address), asyncio.timeout(WAIT_S):
@@ -321,7 +322,7 @@ async def test_a_recorded_donor_is_used(version: int, use: m.LeaseUse | None) ->
         assert session.welcome.version == version
         assert session.welcome.incarnation == frames(said, "welcome")[0]["incarnation"]
         await session.memory()
-        lease = await session.lease(4)
+        lease = await session.lease(4, 2)
         given = [frame["tickets"] for frame in frames(said, "tickets_answer")]
         assert await session.tickets(lease.lease, 0, 2) == given[0]
         first = await session.map(lease.lease, 17)

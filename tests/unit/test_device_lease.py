@@ -27,8 +27,8 @@ _ADDRESS = HostPort("donor.example", 9400)
 
 @pytest.mark.parametrize("export_bytes", [0, 16 * MIB, 18 * MIB, (1 << 53) - 1])
 async def test_a_lease_of_another_size_than_was_asked_for_is_refused(export_bytes: int) -> None:
-    async def lease(slots_max: int) -> LeaseAnswer:
-        assert slots_max == 17
+    async def lease(slots_max: int, connections: int) -> LeaseAnswer:
+        assert (slots_max, connections) == (17, 2)
         return LeaseAnswer(
             id=0,
             lease=7,
@@ -40,7 +40,7 @@ async def test_a_lease_of_another_size_than_was_asked_for_is_refused(export_byte
 
     session = SimpleNamespace(lease=lease, address=_ADDRESS)
     with pytest.raises(ProtocolMismatchError, match="17 slabs"):
-        await new_lease(cast(Any, session), 1, MIB)
+        await new_lease(cast(Any, session), 1, MIB, 2)
 
 
 def test_a_record_has_all_of_the_lease() -> None:

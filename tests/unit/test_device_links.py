@@ -25,8 +25,13 @@ from infiniswap.device.donors import mapped, recovery
 from infiniswap.device.donors.lease import HeldLease, Place
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
-from infiniswap.engine.protocol import RemoteInfo
-from infiniswap.errors import NoDonorError, RequestRefusedError, SessionLostError
+from infiniswap.engine.protocol import RemoteConfig, RemoteInfo
+from infiniswap.errors import (
+    DeadlineError,
+    NoDonorError,
+    RequestRefusedError,
+    SessionLostError,
+)
 from infiniswap.units import MIB, HostPort
 
 PLACE = Place(3, 9)
@@ -44,6 +49,10 @@ class Session:
         self.unmapped: list[tuple[int, int, int]] = []
         self.refusals = list(refusals)
         self.lost = asyncio.Event()
+        self.is_watched = self.is_late = False
+        self.leases: list[tuple[int, int]] = []
+        self.address = self.data_address = HostPort("127.0.0.1", 1)
+        self.peer = ""
 
     def _may_refuse(self) -> None:
         if self.refusals and (reason := self.refusals.pop(0)):
@@ -57,8 +66,18 @@ class Session:
         slot = SimpleNamespace(slot=PLACE.slot, generation=PLACE.generation)
         return SimpleNamespace(epoch=epoch + 1, slots=[slot])
 
+    async def lease(self, slots_max: int, connections: int) -> Any:
+        self.leases.append((slots_max, connections))
+        if self.is_late:
+            raise DeadlineError("no answer")
+        size_bytes = slots_max * DeviceConfig().slab_bytes
+        return SimpleNamespace(lease=8, reclaim="", epoch=1, export_bytes=size_bytes)
+
+    async def map(self, lease: int, slab: int, *, ahead: bool) -> Any:
+        return SimpleNamespace(slot=0, generation=1, key=None)
+
     async def tickets(self, lease: int, first: int, count: int) -> list[str]:
-        return ["0" * 32] * count
+        return ["f" * 32, "e" * 32][:count] if self.leases else ["0" * 32] * count
 
     async def unmap(self, lease: int, slot: int, generation: int) -> None:
         self._may_refuse()
@@ -68,6 +87,7 @@ class Session:
         self.ended = "released"
 
     async def wait_ended(self) -> None:
+        self.is_watched = True
         await self.lost.wait()
 
     async def close(self) -> None:
@@ -78,9 +98,17 @@ class Session:
 
 
 class Engine:
-    """One remote, with slab 0."""
+    """One remote, with slab 0, which has requests in flight unless `is_at_rest`."""
 
     state = "up"
+    is_at_rest = False
+
+    def __init__(self) -> None:
+        self.connected: list[tuple[str, ...]] = []
+
+    def remote_connect(self, config: RemoteConfig) -> int:
+        self.connected.append(config.tickets)
+        return 0
 
     def remotes(self) -> list[RemoteInfo]:
         return [RemoteInfo(0, self.state, 1, {}, 0)]
@@ -91,10 +119,14 @@ class Engine:
     def slab_pages_at(self, slab: int, remote: int, generation: int) -> tuple[int, bool]:
         return 0, False
 
+    def slab(self, slab: int) -> Any:
+        return SimpleNamespace(is_at=lambda remote, generation: not self.is_at_rest)
+
     def _ignore(self, *args: object) -> None:
         pass
 
     remote_shutdown = remote_destroy = remote_record_set = slab_unmap = slab_resume = _ignore
+    slab_map = _ignore
 
 
 class Keeper:
@@ -198,6 +230,37 @@ async def test_done_alone_gives_a_slab_up_that_the_donor_waits_for(make: Make) -
     await link.evict(7, 3, 9, 2.0, 1.0)
     assert not link.mapped
     assert not session.unmapped
+
+
+async def test_a_slab_at_rest_is_given_up_before_the_engine_reports_it(make: Make) -> None:
+    session, engine, keeper = Session(), Engine(), Keeper()
+    engine.is_at_rest = True
+    link = make(session, keeper, engine, has_backup=True)
+    await link.evict(7, 3, 9, 1.0, 0.0)
+    assert (link.mapped, keeper.evictions) == ({}, [0])
+    assert not keeper.end.done()
+    assert not session.is_watched  # as there is no time to move the slab
+
+
+async def test_a_lease_comes_with_tickets_for_all_connections(make: Make) -> None:
+    session, engine = Session(), Engine()
+    link = make(session, engine=engine)
+    link.connections.lease = link.connections.remote = None
+    await link.map(1)
+    assert session.leases == [(1 + 16, 2)]
+    assert engine.connected == [("f" * 32, "e" * 32)]
+
+
+async def test_a_lease_that_comes_too_late_ends_with_its_session(make: Make) -> None:
+    """Nobody would know it, and a donor grants a session only so many."""
+    session = Session()
+    session.is_late = True
+    link = make(session)
+    link.connections.lease = link.connections.remote = None
+    with pytest.raises(DeadlineError):
+        await link.map(1)
+    assert session.ended is not None
+    assert link.connections.lease is None
 
 
 @pytest.mark.parametrize("incarnation", ["", "another"])

@@ -121,6 +121,20 @@ def test_each_donor_is_asked_equally_often() -> None:
     assert all(abs(count - 2_000) < 200 for count in counts)
 
 
+@given(st.permutations(range(6)), st.integers(0, 6), st.sets(st.integers(0, 5)), st.integers())
+def test_who_was_drawn_before_is_asked_first_and_once(
+    order: list[int], count: int, holding: set[int], seed: int
+) -> None:
+    donors, drawn = range(1, 6), order[:count]  # donor 0 has gone since
+    placement = Placement(donors, holding, Random(seed), PolicyConfig(choices=2), drawn=drawn)
+    _, asked = drive(placement, dict.fromkeys(donors))
+    everybody = [donor for step in asked for donor in step]
+    assert sorted(everybody) == list(donors)
+    for group in (holding, set(donors) - holding):
+        first = [donor for donor in drawn if donor in group and donor in donors]
+        assert [donor for donor in everybody if donor in group][: len(first)] == first
+
+
 def test_a_donor_that_may_not_be_asked_is_left_out() -> None:
     world = {n: MemoryUse(0.5, 1) for n in range(6)}
     placement = Placement(list(world), [0, 1], Random(1), PolicyConfig(), lambda donor: donor > 0)

@@ -22,7 +22,7 @@ from infiniswap.device.donors.transports import allowed
 from infiniswap.device.donors.transports.base import Target
 from infiniswap.device.donors.transports.choice import TransportChoice
 from infiniswap.engine.protocol import Engine, OffLoop, RemoteConfig
-from infiniswap.errors import InfiniswapError, NoDonorError
+from infiniswap.errors import DeadlineError, InfiniswapError, NoDonorError
 from infiniswap.units import HostPort
 
 log = logging.getLogger(__name__)
@@ -73,8 +73,13 @@ class Connections:
             InfiniswapError: refused, or unreachable.
         """
         if self.lease is None:
-            config = self.config
-            self.lease = await new_lease(session, config.slab_count, config.device.slab_bytes)
+            slabs, device = self.config.slab_count, self.config.device
+            try:
+                self.lease = await new_lease(session, slabs, device.slab_bytes, device.queues)
+            except DeadlineError:
+                # The donor may have granted a lease that nobody knows; it ends with the session.
+                await session.close()
+                raise
         target = self._target(session, self.lease)
         remote = await self.transport.connect(target, self._engine.remote_connect)
         self._record(remote, self.lease)

@@ -61,15 +61,18 @@ def is_gone(error: Exception) -> bool:
     return isinstance(error, LeaseGoneError)
 
 
-async def new_lease(session: Session, slab_count: int, slab_bytes: int) -> HeldLease:
-    """Asks for a lease with a slot for each of `slab_count` slabs.
+async def new_lease(
+    session: Session, slab_count: int, slab_bytes: int, connections: int
+) -> HeldLease:
+    """Asks for a lease with a slot for each of `slab_count` slabs, which will have so many data
+    connections.
 
     Raises:
         ProtocolMismatchError: the granted lease has another size.
         InfiniswapError: refused, or unreachable.
     """
     slots_max = min(slab_count + _SPARE_SLOTS, SLOTS_MAX)
-    answer = await session.lease(slots_max)
+    answer = await session.lease(slots_max, connections)
     if answer.export_bytes != slots_max * slab_bytes:
         # Every transport relies on this size.
         raise ProtocolMismatchError(

@@ -18,6 +18,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 from infiniswap.control.channel import Ended
+from infiniswap.control.client import Session
 from infiniswap.control.messages import DeviceFigures
 from infiniswap.device.donors.connections import Connections
 from infiniswap.device.donors.link_types import LinkConfig, SlabKeeper
@@ -118,6 +119,17 @@ class DonorLink:
         if not self.is_usable:
             raise NoDonorError("it is being recovered", where=f"donor {self.address}")
 
+    async def open(self) -> Session:
+        """The session, opened unless it is open already.
+
+        Raises:
+            InfiniswapError: there is none.
+        """
+        self._check_usable()  # a recovery holds the lock for as long as it takes
+        async with self._lock:
+            self._check_usable()
+            return await self.session.open(self.connections.config, self.connections.lease)
+
     async def ask(self, *, ahead: bool = False) -> MemoryUse:
         """The donor's memory use, now. A mapping ahead may use free slabs only, and none at a donor
         that does not know such mappings.
@@ -125,10 +137,7 @@ class DonorLink:
         Raises:
             InfiniswapError: it could not be asked.
         """
-        self._check_usable()  # a recovery holds the lock for as long as it takes
-        async with self._lock:
-            self._check_usable()
-            session = await self.session.open(self.connections.config, self.connections.lease)
+        session = await self.open()
         answer = await session.memory()
         can_map = 0 if self.session.is_draining else answer.can_map
         if ahead:

@@ -199,7 +199,7 @@ class MappedSlabs:
         """As SlabKeeper.move, but ends with the session: then no donor waits for the answer, but
         the recovery of the session waits for this. The keeper goes on moving the slab."""
         session = self._session.current
-        if session is None:
+        if session is None or not move_s:  # without time for it, nothing is waited for
             return await self._keeper.move(self._link, slab, move_s)
         moving = self._keeper.move(self._link, slab, move_s)
         moved = await while_going_on(moving, session.wait_ended())
@@ -230,9 +230,10 @@ class MappedSlabs:
             if pages and not self._connections.is_closing:
                 self._keeper.pages_lost(pages)
         except EngineError:
-            # Another caller drains it, or it is drained. In the second case no event comes.
-            if not self._engine.slab(slab).is_at(remote, place.generation):
-                return self._forget(slab, place)
+            pass  # another caller drains it, or it is drained
+        # A slab without requests in flight is drained at once.
+        if not self._engine.slab(slab).is_at(remote, place.generation):
+            return self._forget(slab, place)
         # The event comes by the loop, so not before this. If the future were made earlier, nothing
         # would end it for a slab that is already drained.
         drained = self._keeper.drained(slab, remote, place.generation)

@@ -10,6 +10,7 @@ from infiniswap import events
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.slabs.alarms import Alarms
 from infiniswap.engine.protocol import Engine
+from infiniswap.errors import InfiniswapError
 from infiniswap.policy.donor_backoff import DonorBackoff
 from infiniswap.units import HostPort
 
@@ -53,13 +54,18 @@ class KnownDonors:
             link.is_listed = link.address in listed
         new = [make_link(donor) for donor in listed if donor not in known]
         self.links += new
-        if not self.searches:
-            for link in [link for link in self.links if not link.is_listed and link.is_idle]:
-                self.links.remove(link)
-                self.backoff.forget(link)
-                self._alarms.pop(_alarm(link), None)
+        self.forget()
         if new:
             self._wake.set()
+
+    def forget(self) -> None:
+        """Those that are not listed any longer and have no slab, session or lease of the device."""
+        if self.searches:
+            return
+        for link in [link for link in self.links if not link.is_listed and link.is_idle]:
+            self.links.remove(link)
+            self.backoff.forget(link)
+            self._alarms.pop(_alarm(link), None)
 
     def usable(self) -> list[DonorLink]:
         """Those that may be asked for memory."""
@@ -84,6 +90,11 @@ class KnownDonors:
     def took(self, link: DonorLink) -> None:
         """A donor has taken a slab on: its earlier faults are forgiven."""
         self._alarms.pop(_alarm(link), None)
+
+    def unreachable(self, link: DonorLink, error: InfiniswapError, asked_s: float) -> None:
+        """A donor could not be asked: it is left alone for a while."""
+        link.detail = str(error)
+        self.backoff.unreachable(link, asked_s)
 
     def distrusted(self, link: DonorLink, why: str) -> None:
         """A donor is given up for its faults (infiniswap.policy.donor_faults)."""

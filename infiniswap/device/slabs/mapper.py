@@ -229,6 +229,7 @@ class SlabMapper:
         if not self.is_eager:
             await self._empty.look(slabs)
         self._migration.finish(slabs)
+        self.known_donors.forget()
 
     async def _map_hot(self, slabs: Sequence[SlabInfo]) -> None:
         unmapped = [n for n, slab in enumerate(slabs) if slab.state is SlabState.UNMAPPED]

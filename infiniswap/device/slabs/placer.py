@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections.abc import Sequence
 from random import Random
 
 from infiniswap.config import PolicyConfig
 from infiniswap.device.donors.link import DonorLink
+from infiniswap.device.slabs.asked import AskedDonors
 from infiniswap.device.slabs.counts import SlabCounts
 from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.device.slabs.tasks import Tasks
@@ -40,7 +42,7 @@ class Placer:
         policy: [policy] of the configuration; a reload replaces it.
         rng: source of randomness.
         counts: of the device.
-        tasks: let go of donors that were asked in vain.
+        tasks: of the mapper.
     """
 
     def __init__(
@@ -58,8 +60,7 @@ class Placer:
         self._backoff = known_donors.backoff
         self._rng = rng
         self._counts = counts
-        self._tasks = tasks
-        self._asked: set[DonorLink] = set()
+        self._asked = AskedDonors(known_donors, tasks)
 
     def is_placing(self, slab: int) -> bool:
         """Whether a donor is being found for it."""
@@ -74,39 +75,25 @@ class Placer:
         if self.is_placing(slab):
             return False
         self._known_donors.searches.add(slab)
+        found = False
         try:
-            return await self._search(slab, purpose)
+            found = await self._search(slab, purpose)
         finally:
             self._known_donors.searches.discard(slab)
-            # Not waited for: a donor that hangs would hold up whoever has found another one.
-            if self._asked:
-                self._tasks.spawn(self._let_go(), "let go of donors")
-
-    async def _let_go(self) -> None:
-        """Ends sessions that were opened only to ask, unless another search, as for the next slab
-        of several, has use for them: opening one takes longer than all else in a search."""
-        while self._asked and not self._known_donors.searches:
-            await self._asked.pop().let_go()
+            self._asked.search_ended(found=found)
+        return found
 
     async def _search(self, slab: int, purpose: Purpose) -> bool:
         usable = [link for link in self._known_donors.usable() if slab not in link.mapped]
-        holding = [link for link in self._known_donors.links if link.mapped]
-        now_s = _now_s()
-        placement = Placement(
-            usable,
-            holding,
-            self._rng,
-            self.policy,
-            lambda link: self._backoff.is_eligible(link, now_s),
-        )
+        placement = self._placement(usable, self._holding(), self._asked.take_next())
         while True:
             step = placement.next()
             if isinstance(step, Ask):
-                self._asked.update(step.donors)
                 answers = await asyncio.gather(*(self._ask(link, purpose) for link in step.donors))
                 for link, use in zip(step.donors, answers, strict=True):
                     placement.answered(link, use)
             elif isinstance(step, Choose):
+                self._draw_next(step.donor)
                 if await self._map(slab, step.donor, purpose):
                     return True
                 if self._was_taken(slab, purpose):
@@ -115,13 +102,34 @@ class Placer:
             else:
                 return False
 
+    def _holding(self) -> list[DonorLink]:
+        return [link for link in self._known_donors.links if link.mapped]
+
+    def _placement(
+        self, usable: list[DonorLink], holding: list[DonorLink], drawn: Sequence[DonorLink] = ()
+    ) -> Placement[DonorLink]:
+        now_s = _now_s()
+
+        def may_ask(link: DonorLink) -> bool:
+            return self._backoff.is_eligible(link, now_s)
+
+        return Placement(usable, holding, self._rng, self.policy, may_ask, drawn)
+
+    def _draw_next(self, chosen: DonorLink) -> None:
+        """Draws whom the next slab will ask, once this one has been mapped to `chosen`."""
+        if self._asked.grows:
+            holding = [*self._holding(), chosen]
+            step = self._placement(self._known_donors.usable(), holding).next()
+            self._asked.open(step.donors if isinstance(step, Ask) else ())
+
     async def _ask(self, link: DonorLink, purpose: Purpose) -> MemoryUse | None:
         now_s = _now_s()
+        if not await self._asked.may_ask(link):
+            return None
         try:
             use = await link.ask(ahead=purpose is Purpose.AHEAD)
         except InfiniswapError as error:
-            link.detail = str(error)
-            self._backoff.unreachable(link, now_s)
+            self._known_donors.unreachable(link, error, now_s)
             return None
         link.detail = ""
         if use.slabs_mappable:

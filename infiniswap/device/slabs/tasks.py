@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+ResultT = TypeVar("ResultT")
 
 
 class Tasks:
     """Background work, for which no caller waits. Everything runs on the event loop."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    def spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, ResultT], name: str) -> asyncio.Task[ResultT]:
         """Starts a task that goes on until it is done or `close`."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)

@@ -75,7 +75,7 @@ class ObedientLink:
 
     @property
     def is_idle(self) -> bool:
-        return not self.mapped
+        return not self.mapped and not self.has_session
 
     async def _answer(self) -> None:
         await asyncio.sleep(self.answer_s)
@@ -84,18 +84,18 @@ class ObedientLink:
 
     async def ask(self, *, ahead: bool) -> MemoryUse:
         self.asked += 1
-        await self._open()
+        await self.open()
         await self._answer()
         return MemoryUse(self.used_share, self.room, self.no_room)
 
-    async def _open(self) -> None:
+    async def open(self) -> None:
         if not self.has_session:
             await self._answer()
             self.sessions_opened += 1
             self.has_session = True
 
     async def map(self, slab: int, *, migrates: bool, ahead: bool) -> None:
-        await self._open()
+        await self.open()
         await self._answer()
         if self.is_busy or not self.room:
             raise RequestRefusedError("it has no slab for that", reason=REFUSED_BUSY)
@@ -143,12 +143,9 @@ class ObedientLink:
     async def _drain(self, slab: int) -> bool:
         engine, place, remote = self._world.engine, self.mapped[slab], self.remote
         assert remote is not None
-        is_drained = False
-        try:
+        with contextlib.suppress(EngineError):  # somebody else has begun it
             engine.slab_unmap(slab, remote, place.generation)
-        except EngineError:
-            is_drained = not engine.slab(slab).is_at(remote, place.generation)
-        if not is_drained:
+        if engine.slab(slab).is_at(remote, place.generation):
             drained = self._world.mapper.drained(slab, remote, place.generation)
             await asyncio.wait({drained}, timeout=30.0)
             assert drained.done(), f"slab {slab} does not drain"
