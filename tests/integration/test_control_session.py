@@ -193,8 +193,10 @@ async def test_tickets_come_with_a_lease_and_are_given_once() -> None:
         assert again == w.store.tickets(lease)
         assert not set(again.values()) & set(first.values())
         another = (await session.lease(2, 2)).lease
-        (only,) = await session.tickets(another, 0, 1)  # for another number of connections
-        assert w.store.tickets(another)[0] == only
+        given = w.store.tickets(another)
+        assert await session.tickets(another, 0, 1) == [given[0]]
+        more = (await session.lease(2, 1)).lease
+        assert len(await session.tickets(more, 0, 2)) == 2
 
 
 async def test_tickets_that_came_with_a_lease_long_ago_are_asked_for_again(
