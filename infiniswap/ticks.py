@@ -11,6 +11,11 @@ import asyncio
 import math
 
 
+def loop_now_s() -> float:
+    """The clock of the event loop that runs."""
+    return asyncio.get_running_loop().time()
+
+
 def tick_pause_s(now_s: float, period_s: float) -> float:
     """Seconds until the clock next shows a whole multiple of the period, at least half a period.
 
@@ -21,4 +26,4 @@ def tick_pause_s(now_s: float, period_s: float) -> float:
 
 async def next_tick(period_s: float) -> None:
     """Sleeps until the next tick of this event loop."""
-    await asyncio.sleep(tick_pause_s(asyncio.get_running_loop().time(), period_s))
+    await asyncio.sleep(tick_pause_s(loop_now_s(), period_s))

@@ -115,8 +115,10 @@ class Requests:
         lease = self.table.grant(record, session.number, self.clock())
 
         async def ready() -> list[str]:
-            tickets = self._first_tickets(number, request.tickets)
-            return (await asyncio.gather(tickets, self.written.write_down(lease)))[0]
+            given, _ = await asyncio.gather(
+                self._first_tickets(number, request.tickets), self.written.write_down(lease)
+            )
+            return given
 
         tickets = await self.work.whole(ready(), number)
         log.info("lease %d granted to %s", number, session)

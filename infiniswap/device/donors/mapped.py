@@ -199,7 +199,7 @@ class MappedSlabs:
         """As SlabKeeper.move, but ends with the session: then no donor waits for the answer, but
         the recovery of the session waits for this. The keeper goes on moving the slab."""
         session = self._session.current
-        if session is None or not move_s:  # without time for it, nothing is waited for
+        if session is None or not move_s:  # no time, so no wait that could outlast the session
             return await self._keeper.move(self._link, slab, move_s)
         moving = self._keeper.move(self._link, slab, move_s)
         moved = await while_going_on(moving, session.wait_ended())

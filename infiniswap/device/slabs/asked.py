@@ -16,6 +16,7 @@ from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.slabs.known_donors import KnownDonors
 from infiniswap.device.slabs.tasks import Tasks
 from infiniswap.errors import InfiniswapError
+from infiniswap.ticks import loop_now_s
 
 _GROWS_S: Final = 5.0
 """For so long after a slab has found its donor the device counts as one that grows."""
@@ -42,7 +43,7 @@ class AskedDonors:
     @property
     def grows(self) -> bool:
         """Whether another slab will probably look for a donor soon."""
-        return _now_s() < self._grows_until_s
+        return loop_now_s() < self._grows_until_s
 
     def open(self, links: Sequence[DonorLink]) -> None:
         """Opens sessions with the donors that the next slab will ask, without waiting for it."""
@@ -55,7 +56,7 @@ class AskedDonors:
                 task.add_done_callback(partial(self._opened, link))
 
     async def _open(self, link: DonorLink) -> bool:
-        now_s = _now_s()
+        now_s = loop_now_s()
         try:
             await link.open()
         except InfiniswapError as error:
@@ -85,7 +86,7 @@ class AskedDonors:
     def search_ended(self, *, found: bool) -> None:
         """Lets go of who was asked in vain; if the search has found a donor, after a while."""
         if found:
-            self._grows_until_s = _now_s() + _GROWS_S
+            self._grows_until_s = loop_now_s() + _GROWS_S
         # Not waited for: a donor that hangs would hold up whoever has found another one.
         if self._links and (self._letting_go is None or self._letting_go.done()):
             self._letting_go = self._tasks.spawn(self._let_go(), "let go of donors")
@@ -93,13 +94,9 @@ class AskedDonors:
     async def _let_go(self) -> None:
         while self._links:
             if self.grows:
-                await asyncio.sleep(self._grows_until_s - _now_s())
+                await asyncio.sleep(self._grows_until_s - loop_now_s())
             elif self._known_donors.searches:
                 await asyncio.sleep(_AGAIN_S)
             else:
                 self._next = ()
                 await self._links.pop().let_go()
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -18,6 +18,7 @@ from infiniswap.device.slabs.tasks import Tasks
 from infiniswap.engine.protocol import Engine, SlabState
 from infiniswap.errors import InfiniswapError, RequestRefusedError
 from infiniswap.policy.placement import Ask, Choose, MemoryUse, Placement
+from infiniswap.ticks import loop_now_s
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Placer:
     def _placement(
         self, usable: list[DonorLink], holding: list[DonorLink], drawn: Sequence[DonorLink] = ()
     ) -> Placement[DonorLink]:
-        now_s = _now_s()
+        now_s = loop_now_s()
 
         def may_ask(link: DonorLink) -> bool:
             return self._backoff.is_eligible(link, now_s)
@@ -123,7 +124,7 @@ class Placer:
             self._asked.open(step.donors if isinstance(step, Ask) else ())
 
     async def _ask(self, link: DonorLink, purpose: Purpose) -> MemoryUse | None:
-        now_s = _now_s()
+        now_s = loop_now_s()
         if not await self._asked.may_ask(link):
             return None
         try:
@@ -140,7 +141,7 @@ class Placer:
         return use
 
     async def _map(self, slab: int, link: DonorLink, purpose: Purpose) -> bool:
-        now_s = _now_s()
+        now_s = loop_now_s()
         migrates, ahead = purpose is Purpose.MOVE, purpose is Purpose.AHEAD
         try:
             await link.map(slab, migrates=migrates, ahead=ahead)
@@ -165,7 +166,3 @@ class Placer:
     def _was_taken(self, slab: int, purpose: Purpose) -> bool:
         """Whether a slab that is to move has lost its donor meanwhile: nothing is left to move."""
         return purpose is Purpose.MOVE and self._engine.slab(slab).state is SlabState.UNMAPPED
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
