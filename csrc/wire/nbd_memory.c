@@ -18,7 +18,11 @@
 
 /* Answers of this size together are sent without waiting for the batch to fill. */
 #define BATCH_BYTES (1u << 20)
-/* What a turn receives, zeroes and sends at most. */
+/*
+ * What a turn receives, zeroes and sends before it ends. Its last send or payload is not cut there,
+ * which would make two system calls of it, and the client wait for the second: so it moves less
+ * than twice as much.
+ */
 #define TURN_BYTES BATCH_BYTES
 
 struct turn {
@@ -93,7 +97,7 @@ static int batch_send(struct iswi_nbd_conn *conn, struct turn *turn)
 		if (turn->left == 0)
 			return ISWI_NBD_GOES_ON;
 		sent = iswi_nbd_send_some(conn, batch->iov + batch->iov_sent,
-					  batch->iov_count - batch->iov_sent, turn->left,
+					  batch->iov_count - batch->iov_sent, TURN_BYTES,
 					  turn->flags);
 		if (sent == -EAGAIN) /* where it may wait SO_SNDTIMEO has run out */
 			return turn->flags == 0 || is_late(conn) ? -ETIMEDOUT : ISWI_NBD_WAITS_OUT;
@@ -102,7 +106,7 @@ static int batch_send(struct iswi_nbd_conn *conn, struct turn *turn)
 		batch->iov_sent +=
 			iswi_nbd_iov_advance(batch->iov + batch->iov_sent,
 					     batch->iov_count - batch->iov_sent, (size_t)sent);
-		turn->left -= (size_t)sent;
+		turn->left -= ISWI_MIN(turn->left, (size_t)sent);
 		conn->memory.deadline_ns = 0;
 	}
 	batch->sending = false;
@@ -212,7 +216,7 @@ static int receive_payload(struct iswi_nbd_conn *conn, struct turn *turn, uint32
 		conn->rx_tail = got;
 		return err;
 	}
-	wanted = ISWI_MIN((size_t)rest, turn->left);
+	wanted = ISWI_MIN((size_t)rest, TURN_BYTES);
 	iov[0] = (struct iovec){.iov_base = (char *)memory->hold.memory + memory->done,
 				.iov_len = wanted};
 	err = receive(conn, turn, iov, wanted == rest ? 2 : 1, &got);

@@ -56,6 +56,38 @@ SERVED_TEST(test_bytes_go_round)
 	leave(fd);
 }
 
+/* A client whose messages show what was one send, and which are lost but for what one receive
+ * takes. */
+static int served_by_messages(void)
+{
+	int fds[2];
+
+	CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
+	bound_waits(fds[0]);
+	CHECK_EQ(iswi_nbd_server_connected(server, fds[1], NULL), 0);
+	return fds[0];
+}
+
+/* A turn of 1 MiB ends in the middle of a page: that is not cut, and its client waits once. */
+TEST_CASES(test_the_end_of_a_turn_cuts_no_page, 2, writes)
+{
+	static char page[4096], answer[NBD_SIMPLE_REPLY_BYTES + sizeof(page) + 1];
+	const uint16_t command = writes ? NBD_CMD_WRITE : NBD_CMD_READ;
+	const ssize_t answer_bytes = NBD_SIMPLE_REPLY_BYTES + (writes ? 0 : sizeof(page));
+	int fd;
+
+	set_up(WAIT_S * 1000);
+	fd = served_by_messages();
+	for (unsigned i = 0; i < 600; i++) {
+		CHECK(say_request(fd, command, 0, i, 0, sizeof(page)));
+		if (writes)
+			CHECK(say(fd, page, sizeof(page)));
+		CHECK_EQ(recv(fd, answer, sizeof(answer), 0), answer_bytes);
+	}
+	leave(fd);
+	tear_down();
+}
+
 SERVED_TEST(test_zeroes_and_flush)
 {
 	static const struct {
