@@ -206,7 +206,11 @@ static void stall_disk(isw_engine *e)
 {
 	uint64_t *data = buffer_new(), hedged = stats_of(e).hedged_reads, second_legs;
 
-	WAIT_FOR(!atomic_load(&e->backup->slow_count));
+	/*
+	 * A second leg of the stall before may still be queued: it would be stuck now, and counts
+	 * there.
+	 */
+	WAIT_FOR(!atomic_load(&e->backup->speed.pages));
 	for (uint32_t load = 0; load < ISWI_SPEED_LOADS; load++) {
 		atomic_store(&e->remotes[0].speed.took_ns[load], 60000000000ull);
 		atomic_store(&e->backup->speed.took_ns[load], 1000);
