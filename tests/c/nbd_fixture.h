@@ -115,6 +115,13 @@ static inline int dial_unix(const char *path)
 	return fd;
 }
 
+/* Makes both ends; the first is the client's. */
+static inline void make_ends(int type, int ends[2])
+{
+	CHECK_EQ(socketpair(AF_UNIX, type | SOCK_CLOEXEC, 0, ends), 0);
+	bound_waits(ends[0]);
+}
+
 /* false: the other end is gone. */
 static inline bool say(int fd, const void *data, size_t bytes)
 {

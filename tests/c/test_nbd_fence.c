@@ -94,13 +94,12 @@ static void tear_down(void)
 static int served(void)
 {
 	const unsigned before = look(&opened);
-	int fds[2];
+	int ends[2];
 
-	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-	bound_waits(fds[0]);
-	CHECK_EQ(iswi_nbd_server_connected(server, fds[1], NULL), 0);
+	make_ends(SOCK_STREAM, ends);
+	CHECK_EQ(iswi_nbd_server_connected(server, ends[1], NULL), 0);
 	WAIT_FOR(look(&opened) == before + 1);
-	return fds[0];
+	return ends[0];
 }
 
 static void set_slow(unsigned end, bool slow)
@@ -167,13 +166,13 @@ BETWEEN_TEST(test_a_slow_connection_is_not_a_dead_one, set_up(), tear_down())
 BETWEEN_TEST(test_more_than_there_is_room_for, set_up(), tear_down())
 {
 	struct isw_error error;
-	int fds[2], taken[CONNS];
+	int ends[2], taken[CONNS];
 
 	for (unsigned i = 0; i < CONNS; i++)
 		taken[i] = served();
-	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-	CHECK_EQ(iswi_nbd_server_connected(server, fds[1], &error), -EMFILE);
-	await_close(fds[0]); /* it was taken all the same */
+	make_ends(SOCK_STREAM, ends);
+	CHECK_EQ(iswi_nbd_server_connected(server, ends[1], &error), -EMFILE);
+	await_close(ends[0]); /* it was taken all the same */
 	for (unsigned i = 0; i < CONNS; i++)
 		close(taken[i]);
 }

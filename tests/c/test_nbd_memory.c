@@ -56,35 +56,28 @@ SERVED_TEST(test_bytes_go_round)
 	leave(fd);
 }
 
-/* A client whose messages show what was one send, and which are lost but for what one receive
- * takes. */
-static int served_by_messages(void)
-{
-	int fds[2];
-
-	CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
-	bound_waits(fds[0]);
-	CHECK_EQ(iswi_nbd_server_connected(server, fds[1], NULL), 0);
-	return fds[0];
-}
-
-/* A turn of 1 MiB ends in the middle of a page: that is not cut, and its client waits once. */
+/*
+ * A turn of 1 MiB ends in the middle of a page: that is not cut, and its client waits once.
+ * Messages show what was one send: a receive takes no more than one, and the rest of a longer one
+ * is lost.
+ */
 TEST_CASES(test_the_end_of_a_turn_cuts_no_page, 2, writes)
 {
 	static char page[4096], answer[NBD_SIMPLE_REPLY_BYTES + sizeof(page) + 1];
 	const uint16_t command = writes ? NBD_CMD_WRITE : NBD_CMD_READ;
 	const ssize_t answer_bytes = NBD_SIMPLE_REPLY_BYTES + (writes ? 0 : sizeof(page));
-	int fd;
+	int ends[2];
 
 	set_up(WAIT_S * 1000);
-	fd = served_by_messages();
+	make_ends(SOCK_SEQPACKET, ends);
+	CHECK_EQ(iswi_nbd_server_connected(server, ends[1], NULL), 0);
 	for (unsigned i = 0; i < 600; i++) {
-		CHECK(say_request(fd, command, 0, i, 0, sizeof(page)));
+		CHECK(say_request(ends[0], command, 0, i, 0, sizeof(page)));
 		if (writes)
-			CHECK(say(fd, page, sizeof(page)));
-		CHECK_EQ(recv(fd, answer, sizeof(answer), 0), answer_bytes);
+			CHECK(say(ends[0], page, sizeof(page)));
+		CHECK_EQ(recv(ends[0], answer, sizeof(answer), 0), answer_bytes);
 	}
-	leave(fd);
+	leave(ends[0]);
 	tear_down();
 }
 
@@ -353,13 +346,12 @@ TEST_CASES(test_connections_that_end_with_their_server, 20, round)
 static int add_from(const char *address)
 {
 	unsigned char peer[PEER_BYTES];
-	int fds[2];
+	int ends[2];
 
 	CHECK_EQ(inet_pton(AF_INET6, address, peer), 1);
-	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-	bound_waits(fds[0]);
-	iswi_nbd_server_add(server, fds[1], peer);
-	return fds[0];
+	make_ends(SOCK_STREAM, ends);
+	iswi_nbd_server_add(server, ends[1], peer);
+	return ends[0];
 }
 
 static void close_all(const int *fds)

@@ -247,10 +247,8 @@ SERVED_TEST(test_sockets_that_are_given)
 	isw_frontend *kernel;
 	int first[2], second[2];
 
-	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, first), 0);
-	CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, second), 0);
-	bound_waits(first[0]);
-	bound_waits(second[0]);
+	make_ends(SOCK_STREAM, first);
+	make_ends(SOCK_STREAM, second);
 	CHECK_EQ(isw_frontend_serve(frontend, first[1], &error), -EINVAL);
 	CHECK_EQ(isw_frontend_start(&engine, "nbd", &config, &kernel, &error), 0);
 	CHECK_EQ(isw_frontend_serve(kernel, first[1], &error), 0);
