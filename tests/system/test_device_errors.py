@@ -478,7 +478,7 @@ def only_daemons(cluster: Cluster) -> None:
 def test_a_start_that_is_interrupted_leaves_nothing(
     shared_cluster: Cluster, number: signal.Signals
 ) -> None:
-    before = sorted(shared_cluster.backup_dir.glob("*"))
+    before = kept_files(shared_cluster)
     with stranger(None) as address:
         # Waits for a donor that does not answer.
         process, name = launch(shared_cluster, "--donors", address)
@@ -488,7 +488,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(
     assert process.returncode != 0
     assert "Traceback" not in stderr
     only_daemons(shared_cluster)
-    assert sorted(shared_cluster.backup_dir.glob("*")) == before
+    assert kept_files(shared_cluster) == before
     assert name not in shared_cluster.ok("device", "list")
 
 
@@ -496,7 +496,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(
 def test_a_starter_killed_while_its_device_is_attached_leaves_nothing(
     shared_cluster: Cluster, tmp_path: Path
 ) -> None:
-    before = sorted(shared_cluster.backup_dir.glob("*"))
+    before = kept_files(shared_cluster)
     begun, go_on = tmp_path / "begun", tmp_path / "go-on"
     # The last step but one waits until it may go on; the loop device and the mount are there. Its
     # program is looked for where no environment leads: so it is another one, for this device alone.
@@ -520,7 +520,7 @@ def test_a_starter_killed_while_its_device_is_attached_leaves_nothing(
         process.communicate(timeout=WAIT_S)
         go_on.touch()
     only_daemons(shared_cluster)
-    assert sorted(shared_cluster.backup_dir.glob("*")) == before
+    assert kept_files(shared_cluster) == before
     assert name not in shared_cluster.ok("device", "list")
 
 
