@@ -469,9 +469,8 @@ def test_a_dead_device_that_is_still_mounted(shared_cluster: Cluster) -> None:
 
 
 def only_daemons(cluster: Cluster) -> None:
-    # Not processes first: a child that is just being executed has no environment to tell it by, and
-    # is seen a moment later.
-    until(lambda: not cluster.leftovers(), "the device process to undo its start")
+    until(lambda: not cluster.processes(), "the device process to undo its start")
+    assert cluster.leftovers() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

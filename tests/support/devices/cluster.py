@@ -327,7 +327,14 @@ class Cluster:
         return problems
 
     def processes(self) -> dict[int, str]:
-        """Processes of ours but for living daemons: pid to command line."""
+        """Processes of ours but for living daemons: pid to command line.
+
+        One that is just being executed has no environment to tell it by, for a moment; so none is
+        found only if a second look finds none either.
+        """
+        return self._seen_processes() or self._seen_processes()
+
+    def _seen_processes(self) -> dict[int, str]:
         own = {donor.process.pid for donor in self.donors if donor.process.poll() is None}
         mark = f"INFINISWAP_DEVICE_RUN_DIR={self.run_dir}".encode()
         found = {}
