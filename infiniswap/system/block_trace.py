@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which pages of a block device are read, written and discarded: the kernel's tracepoint
-block:block_bio_queue, through perf_event_open(2).
+block:block_bio_queue.
 
-The kernel ends a trace with the process that made it, however that ends. Of very many events those
-of every second, fourth, ... block of pages are kept, and stand for all (Waldspurger et al.,
-"Efficient MRC construction with SHARDS", FAST 2015).
+Of very many events those of every second, fourth, ... block of pages are kept, and stand for all
+(Waldspurger et al., "Efficient MRC construction with SHARDS", FAST 2015).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import mmap
 import os
-import platform
 import re
 import signal
 import struct
@@ -21,13 +17,13 @@ import threading
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from infiniswap.errors import InfiniswapError, UnavailableError, from_oserror
-from infiniswap.system.files import read_text
+from infiniswap.errors import InfiniswapError, UnavailableError
+from infiniswap.system import perf_ring
+from infiniswap.system.perf_ring import PerfEvent, PerfRing
 from infiniswap.system.programs import run_command
 from infiniswap.units import MIB, PAGE_BYTES
 
@@ -41,20 +37,7 @@ _TELL: Final = (
 )
 """In a mount namespace of its own, which ends with the command."""
 
-_ONLINE: Final = Path("/sys/devices/system/cpu/online")
-_SYSCALLS: Final = {"x86_64": 298, "aarch64": 241, "riscv64": 241}
-_TRACEPOINT: Final = 2
-_ATTR_BYTES, _FLAGS_AT, _CLOCK_ID_AT = 112, 40, 92
-_RAW_AND_TIME: Final = 1 << 10 | 1 << 2
-_DISABLED_OWN_CLOCK: Final = 1 << 0 | 1 << 25
-_CLOCK_MONOTONIC: Final = 1
-_CLOSE_ON_EXEC: Final = 8
-_ENABLE: Final = 0x2400
-_DISABLE: Final = 0x2401
-_SET_FILTER: Final = 0x40082406
-_LOST, _SAMPLE = 2, 9
-_HEAD_AT, _TAIL_AT = 1024, 1032
-_HEADER: Final = struct.Struct("<IHH")
+_CANNOT: Final = "cannot trace the swap device"
 _TIME: Final = struct.Struct("<Q")
 _COUNT: Final = struct.Struct("<I")
 _RAW_AT: Final = 20
@@ -118,7 +101,7 @@ class _Layout:
         kind = DISCARD if b"D" in flags else READ if b"R" in flags else WRITE
         if kind == WRITE and b"W" not in flags:
             return []
-        at_ns: int = _TIME.unpack_from(record, _HEADER.size)[0]
+        at_ns: int = _TIME.unpack_from(record, perf_ring.HEADER.size)[0]
         sector: int = _TIME.unpack_from(record, at + self.sector_at)[0]
         sectors: int = _COUNT.unpack_from(record, at + self.sectors_at)[0]
         last = -(-(sector + sectors) // _PAGE_SECTORS)
@@ -139,7 +122,7 @@ class BlockTrace:
     def __init__(self, device: int) -> None:
         self._layout = _layout()
         self._device = os.major(device) << 20 | os.minor(device)
-        self._rings: list[_Ring] = []
+        self._rings: list[PerfRing] = []
         self._lost = 0
         self._every = 1
         self._events_max = _EVENTS_MAX
@@ -180,18 +163,15 @@ class BlockTrace:
             found.pages.append(page)
         return found
 
-    def _open(self) -> list[_Ring]:
+    def _open(self) -> list[PerfRing]:
         """One for each processor, with the filter of now."""
-        online = _online()
-        each_bytes = _RINGS_BYTES // len(online) // self._every  # fewer events, smaller rings
+        each_bytes = _RINGS_BYTES // len(perf_ring.online()) // self._every  # fewer events
         ring_bytes = max(MIB, 1 << each_bytes.bit_length() - 1)
-        with contextlib.ExitStack() as stack:
-            found = []
-            for processor in online:
-                found.append(_Ring(self._layout, processor, self._filter(), ring_bytes))
-                stack.callback(found[-1].close)
-            stack.pop_all()
-        return found
+        tells = perf_ring.TELLS_RAW | perf_ring.TELLS_TIME
+        event = PerfEvent(
+            _CANNOT, perf_ring.TRACEPOINT, self._layout.number, tells, filter=self._filter()
+        )
+        return perf_ring.open_rings(lambda processor: PerfRing(event, processor, ring_bytes))
 
     def _read(self) -> None:
         while not self._over.wait(_DRAIN_S):
@@ -226,12 +206,12 @@ class BlockTrace:
         del self._waiting[:ripe]
         self._drained_ns = now_ns
 
-    def _take(self, ring: _Ring) -> None:
+    def _take(self, ring: PerfRing) -> None:
         for record in ring.take():
-            kind, _, _ = _HEADER.unpack_from(record)
-            if kind == _SAMPLE:
+            kind, _, _ = perf_ring.HEADER.unpack_from(record)
+            if kind == perf_ring.SAMPLE:
                 self._waiting += self._layout.event_in(record)
-            elif kind == _LOST:
+            elif kind == perf_ring.LOST:
                 self._lost += _TIME.unpack_from(record, 16)[0]
 
     def _keep(self, events: Sequence[_Event]) -> None:
@@ -269,81 +249,8 @@ class BlockTrace:
         return page // _BLOCK_PAGES % self._every == 0
 
 
-class _Ring:
-    """What one processor queues while it is started."""
-
-    def __init__(self, layout: _Layout, processor: int, filter_: str, ring_bytes: int) -> None:
-        attributes = bytearray(_ATTR_BYTES)
-        start = (_TRACEPOINT, _ATTR_BYTES, layout.number, 1, _RAW_AND_TIME)
-        struct.pack_into("<IIQQQ", attributes, 0, *start)
-        struct.pack_into("<Q", attributes, _FLAGS_AT, _DISABLED_OWN_CLOCK)
-        struct.pack_into("<i", attributes, _CLOCK_ID_AT, _CLOCK_MONOTONIC)
-        number = _SYSCALLS[platform.machine()]
-        self._library = ctypes.CDLL(None, use_errno=True)
-        buffer = ctypes.create_string_buffer(bytes(attributes), _ATTR_BYTES)
-        self._fd = self._library.syscall(number, buffer, -1, processor, -1, _CLOSE_ON_EXEC)
-        if self._fd < 0:
-            raise _refusal()
-        self._bytes = ring_bytes
-        try:
-            self._map = mmap.mmap(self._fd, PAGE_BYTES + self._bytes)
-            text = ctypes.create_string_buffer(filter_.encode())
-            if self._library.ioctl(self._fd, _SET_FILTER, text):
-                raise _refusal()
-        except OSError as error:
-            os.close(self._fd)
-            raise from_oserror("cannot trace the swap device", error) from None
-        except InfiniswapError:
-            os.close(self._fd)
-            raise
-
-    def start(self) -> None:
-        """Events come from now on."""
-        self._library.ioctl(self._fd, _ENABLE, 0)
-
-    def stop(self) -> None:
-        """No others come."""
-        self._library.ioctl(self._fd, _DISABLE, 0)
-
-    def take(self) -> Iterator[bytes]:
-        """The records since the last time."""
-        head: int = _TIME.unpack_from(self._map, _HEAD_AT)[0]
-        tail: int = _TIME.unpack_from(self._map, _TAIL_AT)[0]
-        begin, end = tail % self._bytes, head % self._bytes
-        ring = PAGE_BYTES
-        if head == tail:
-            return
-        if begin < end:
-            data = self._map[ring + begin : ring + end]
-        else:
-            data = self._map[ring + begin : ring + self._bytes] + self._map[ring : ring + end]
-        _TIME.pack_into(self._map, _TAIL_AT, head)
-        at = 0
-        while at < len(data):
-            size = _HEADER.unpack_from(data, at)[2]
-            yield data[at : at + size]
-            at += size
-
-    def close(self) -> None:
-        """Ends it."""
-        self._map.close()
-        os.close(self._fd)
-
-
-def _online() -> list[int]:
-    text = read_text(_ONLINE, "cannot tell the processors of this host")
-    ranges = [part.split("-") for part in text.strip().split(",")]
-    return [number for each in ranges for number in range(int(each[0]), int(each[-1]) + 1)]
-
-
-def _refusal() -> InfiniswapError:
-    code = ctypes.get_errno()
-    return from_oserror("cannot trace the swap device", OSError(code, os.strerror(code)))
-
-
 def _layout() -> _Layout:
-    if platform.machine() not in _SYSCALLS:
-        raise UnavailableError(f"block devices cannot be traced on {platform.machine()}")
+    perf_ring.check_machine(_CANNOT)
     text = run_command(["unshare", "--mount", "sh", "-c", _TELL])
     number = re.search(r"^ID: (\d+)", text, re.MULTILINE)
     places = {

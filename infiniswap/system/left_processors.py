@@ -26,15 +26,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from infiniswap.errors import InfiniswapError
 from infiniswap.system.files import PROC
-from infiniswap.system.process import cpu_ticks, pidfd_open
+from infiniswap.system.process import cpu_ticks
+from infiniswap.system.process_memory import COLD, advise
 from infiniswap.units import PAGE_BYTES
 
 _FIRST_KERNEL: Final = (6, 13)
 _GET_ROBUST_LIST: Final = 274  # on x86-64, as all of this
-_PROCESS_MADVISE: Final = 440
-_MADV_COLD: Final = 20
 _THREADS_MAX: Final = 256
 """Looked at in each process: of so many that run, one is as good as another."""
 
@@ -56,10 +54,6 @@ def is_needed_here() -> bool:
     return is_needed(platform.machine(), platform.release())
 
 
-class _Range(ctypes.Structure):
-    _fields_ = (("start", ctypes.c_void_p), ("bytes", ctypes.c_size_t))  # struct iovec
-
-
 def mark_control_block(pid: int, tid: int) -> bool:
     """See Mark.
 
@@ -73,20 +67,7 @@ def mark_control_block(pid: int, tid: int) -> bool:
         raise PermissionError(errno.EPERM, "get_robust_list")
     if refused or not head.value:
         return False
-    page = _Range(head.value & ~(PAGE_BYTES - 1), PAGE_BYTES)
-    try:
-        pidfd = pidfd_open(pid)
-    except InfiniswapError:
-        return False
-    try:
-        done = libc.syscall(
-            _PROCESS_MADVISE, pidfd, ctypes.byref(page), ctypes.c_size_t(1), _MADV_COLD, 0
-        )
-        if done < 0 and ctypes.get_errno() == errno.EPERM:
-            raise PermissionError(errno.EPERM, "process_madvise")
-        return bool(done > 0)
-    finally:
-        os.close(pidfd)
+    return advise(pid, head.value & ~(PAGE_BYTES - 1), PAGE_BYTES, COLD)
 
 
 class LeftProcessors:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process beside a job that pages out: does for the job what needs doing while it runs.
 
-Now that is one thing, infiniswap.system.left_processors. It is a process of its own because it
-waits for locks on the job's memory, and their holder may wait for a page: the runner, which has to
-end the job then, must not. For the same reason the runner waits only briefly for its end.
+That is two things: infiniswap.system.left_processors, and infiniswap.device.jobs.whole_blocks. It
+is a process of its own because it waits for the job's pages and for locks on its memory, and a
+device that has died answers nothing: the runner, which has to end the job then, must not wait. For
+the same reason the runner waits only briefly for its end.
 
     python -m infiniswap.device.jobs.attendant CGROUP VERSION
 
@@ -16,13 +17,18 @@ import contextlib
 import select
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from infiniswap.device.jobs.whole_blocks import BlockReader, has_room
 from infiniswap.errors import InfiniswapError
+from infiniswap.policy.whole_blocks import WholeBlocks
 from infiniswap.system import programs
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.left_processors import LeftProcessors, is_needed_here
+from infiniswap.system.major_faults import MajorFaults
+from infiniswap.system.perf_ring import PerfRing
 
 _PERIOD_S: Final = 0.5
 """The kernel strikes off at most once a second; twice as often comes soon after it may again."""
@@ -43,7 +49,7 @@ class Attendant:
 
     def __init__(self, cgroup: MemoryCgroup, *, wanted: bool) -> None:
         self._cgroup = cgroup
-        self._wanted = wanted and is_needed_here()
+        self._wanted = wanted
         self._process: programs.Process | None = None
 
     def look(self, swap_bytes: int) -> None:
@@ -71,28 +77,80 @@ class Attendant:
             process.wait(_END_S_MAX)
 
 
-def attend(cgroup: MemoryCgroup, left: LeftProcessors) -> None:
-    """One look at the job.
+class _Attendance:
+    """The process.
+
+    Args:
+        cgroup: of the job.
 
     Raises:
-        PermissionError: no rights for it.
         InfiniswapError: the cgroup is gone.
     """
-    if cgroup.memory().swap_bytes:
-        left.strike_off(cgroup.pids())
+
+    def __init__(self, cgroup: MemoryCgroup) -> None:
+        self._cgroup = cgroup
+        self._left = LeftProcessors() if is_needed_here() else None
+        self._pids: frozenset[int] = frozenset()
+        self._has_room = False
+        self._next_s = time.monotonic()
+        self._poll = select.poll()
+        self._poll.register(sys.stdin.fileno(), select.POLLIN)
+        self._reader: BlockReader | None = None
+        self._rings: Sequence[PerfRing] = ()
+        with contextlib.suppress(InfiniswapError):  # the job only is slower without
+            self._watch_faults()
+
+    def _watch_faults(self) -> None:
+        policy = WholeBlocks(self._cgroup.memory().limit_bytes or 0)
+        faults = MajorFaults()
+        self._rings = faults.rings
+        for ring in self._rings:
+            self._poll.register(ring, select.POLLIN)
+        self._reader = BlockReader(policy, faults, time.monotonic)
+
+    def run(self) -> None:
+        """Until the runner ends it.
+
+        Raises:
+            InfiniswapError: the cgroup is gone.
+        """
+        while (self._left is not None or self._reader is not None) and self._pause():
+            if time.monotonic() >= self._next_s:
+                self._look()
+            if self._reader is not None:
+                try:
+                    self._reader.look(self._pids if self._has_room else ())
+                except PermissionError:
+                    self._reader = None
+                    for ring in self._rings:
+                        self._poll.unregister(ring)
+                        ring.close()
+
+    def _pause(self) -> bool:
+        pause_s = max(0.0, self._next_s - time.monotonic())
+        if self._reader is not None:
+            pause_s = min(pause_s, self._reader.pause_s())
+        ready = self._poll.poll(pause_s * 1000)
+        return all(fd != sys.stdin.fileno() for fd, _ in ready)
+
+    def _look(self) -> None:
+        began_s = time.monotonic()
+        pages_out = bool(self._cgroup.memory().swap_bytes)
+        self._pids = frozenset(self._cgroup.pids() if pages_out else ())
+        self._has_room = pages_out and has_room(self._cgroup)
+        if self._left is not None:
+            try:
+                self._left.strike_off(self._pids)
+            except PermissionError:
+                self._left = None
+        now_s = time.monotonic()
+        self._next_s = now_s + max(_PERIOD_S, _REST * (now_s - began_s))
 
 
 def main(path: str, version: str) -> None:
     """The process."""
-    cgroup, left = MemoryCgroup(Path(path), int(version)), LeftProcessors()
-    stdin = select.poll()
-    stdin.register(sys.stdin.fileno(), select.POLLIN)
-    rest_s = _PERIOD_S
-    with contextlib.suppress(PermissionError, InfiniswapError):
-        while not stdin.poll(rest_s * 1000):
-            began_s = time.monotonic()
-            attend(cgroup, left)
-            rest_s = max(_PERIOD_S, _REST * (time.monotonic() - began_s))
+    with contextlib.suppress(InfiniswapError):
+        _Attendance(MemoryCgroup(Path(path), int(version))).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which parts of a job's memory are brought back in whole, before the job has touched each page.
+
+The kernel reads a page or a few around the address that was touched, and the job waits for each
+such read. A job that goes through its columns, or looks up values in them, waits again and again in
+the same part of its memory. So a *block* of it that has seen some faults is brought back in one go.
+
+A wrong guess costs a block's transfer, and its pages push others out. Whether guesses are right
+cannot be seen of a block that was mapped for the job, since it touches the pages without a fault.
+So every so many blocks is a *trial*, which is read but not mapped: the job maps each page when it
+needs it. As long as most trials are used, other blocks are brought back in whole; if few are,
+nothing is for a while, and for twice as long after the next such failure, as in Leap (Al Maruf and
+Chowdhury, ATC 2020), whose window shrinks and grows with its hits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from infiniswap.policy.ewma import blend
+from infiniswap.units import MIB
+
+_UNKNOWN = 0.5
+"""Share of right guesses, before anything is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBlocksConfig:
+    """Bounds.
+
+    Attributes:
+        block_bytes: what is brought back in one go.
+        faults_min: in a block, before it is.
+        faults_kept: so many of the last faults count.
+        pages_min: fewer pages of a block on the swap device are not worth it.
+        trials_max: at a time.
+        trial_every: once guesses are right, so many blocks a trial.
+        trials_share: at most, of the job's memory, for trials.
+        right_share: a trial was right once so much of its pages has been used.
+        trial_s: they have so long for that.
+        weight: of the newest trial in the average.
+        whole_min: share of right trials from which blocks are mapped.
+        right_min: below that, nothing is brought back for a while.
+        rest_s_min, rest_s_max: how long.
+    """
+
+    block_bytes: int = 2 * MIB
+    faults_min: int = 16
+    faults_kept: int = 512
+    pages_min: int = 16
+    trials_max: int = 8
+    trial_every: int = 8
+    trials_share: float = 0.25
+    right_share: float = 0.6
+    trial_s: float = 0.5
+    weight: float = 0.25
+    whole_min: float = 0.55
+    right_min: float = 0.33
+    rest_s_min: float = 0.25
+    rest_s_max: float = 32.0
+
+    def trials_of(self, memory_bytes: int) -> int:
+        """At a time, of a job that may have so much memory; 0: it has too little for any."""
+        return min(self.trials_max, int(memory_bytes * self.trials_share) // self.block_bytes)
+
+
+class Block(NamedTuple):
+    """A part of a process's memory.
+
+    Attributes:
+        pid: of the process.
+        start: its first address.
+    """
+
+    pid: int
+    start: int
+
+
+class Guess(NamedTuple):
+    """A block that the job is expected to need.
+
+    Attributes:
+        block: which.
+        is_trial: read it without mapping it, see `WholeBlocks.tried`.
+    """
+
+    block: Block
+    is_trial: bool
+
+
+class WholeBlocks:
+    """Of one job.
+
+    Args:
+        memory_bytes: what the job may have.
+        config: bounds.
+    """
+
+    def __init__(self, memory_bytes: int, config: WholeBlocksConfig | None = None) -> None:
+        self.config = config or WholeBlocksConfig()
+        self._trials_max = self.config.trials_of(memory_bytes)
+        self._last: deque[Block] = deque()
+        self._faults: dict[Block, int] = {}
+        self._trials: dict[Block, float] = {}
+        self._since_trial = 0
+        self._right = _UNKNOWN
+        self._rest_s = 0.0
+        self._rests_until_s = float("-inf")
+
+    def rests(self, now_s: float) -> bool:
+        """Whether nothing is brought back now, whatever faults."""
+        return not self._trials_max or now_s < self._rests_until_s
+
+    def faulted(self, pid: int, address: int) -> Guess | None:
+        """The job had to wait for a page. Returns what to bring back."""
+        block = Block(pid, address - address % self.config.block_bytes)
+        if block in self._trials:
+            return None  # it is on its way
+        self._last.append(block)
+        count = self._faults[block] = self._faults.get(block, 0) + 1
+        if len(self._last) > self.config.faults_kept:
+            self._forget(self._last.popleft())
+        if count < self.config.faults_min:
+            return None
+        is_whole = self._right >= self.config.whole_min
+        may_try = len(self._trials) < self._trials_max
+        if may_try and (not is_whole or self._since_trial >= self.config.trial_every - 1):
+            return Guess(block, is_trial=True)
+        return Guess(block, is_trial=False) if is_whole else None
+
+    def _forget(self, block: Block) -> None:
+        left = self._faults.get(block, 1) - 1
+        if left:
+            self._faults[block] = left
+        else:
+            self._faults.pop(block, None)
+
+    def begin(self, guess: Guess, pages: int, now_s: float) -> bool:
+        """Tells how many of the block's pages are on the swap device. Returns whether it is worth
+        bringing back, which begins then; its faults count from nothing either way."""
+        self._faults.pop(guess.block, None)
+        if pages < self.config.pages_min:
+            return False
+        if guess.is_trial:
+            self._trials[guess.block] = now_s
+            self._since_trial = 0
+        else:
+            self._since_trial += 1
+        return True
+
+    def trials(self) -> Iterator[Block]:
+        """Those whose use is to be told, see `tried`."""
+        yield from list(self._trials)
+
+    def tried(self, block: Block, share: float, now_s: float) -> bool:
+        """So much of a trial's pages has been used so far. Returns whether that decides it."""
+        is_right = share >= self.config.right_share
+        if not is_right and now_s < self._trials[block] + self.config.trial_s:
+            return False
+        del self._trials[block]
+        self._right = blend(self._right, float(is_right), self.config.weight)
+        if is_right:
+            self._rest_s = 0.0
+        elif self._right < self.config.right_min and not self.rests(now_s):
+            self._rest(now_s)
+        return True
+
+    def _rest(self, now_s: float) -> None:
+        config = self.config
+        self._rest_s = min(config.rest_s_max, max(config.rest_s_min, 2 * self._rest_s))
+        self._rests_until_s = now_s + self._rest_s
+        self._right = _UNKNOWN
+        self._last.clear()
+        self._faults.clear()

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attendant of a job brings parts of its memory back in whole, and the job keeps its bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from support.devices.cluster import NEEDS_SWAP, WAIT_S, until
+from support.jobs import block_job
+from support.jobs.attendants import attendants
+from support.jobs.runs import Runner, ready
+
+from infiniswap.system.major_faults import MajorFaults
+from infiniswap.units import MIB, PAGE_BYTES
+
+pytestmark = NEEDS_SWAP
+
+JOB_MIB, LOCAL = 96, "48M"
+PAGES = JOB_MIB * MIB // PAGE_BYTES
+
+
+class Walker:
+    """The job, under `infiniswap run`."""
+
+    def __init__(self, runner: Runner) -> None:
+        argv = (sys.executable, block_job.__file__, str(JOB_MIB))
+        options = ("--quiet",)
+        self.process = runner.popen(*argv, options=options, local=LOCAL, stdin=subprocess.PIPE)
+        ready(self.process)
+        self.cgroup = runner.cgroup(self.process)
+
+    def walk(self) -> int:
+        """Major faults of one walk, whose bytes were all right."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        found = json.loads(self.process.stdout.readline())
+        assert found["wrong"] == 0
+        return int(found["faults"])
+
+    def attendant(self) -> int:
+        pid = until(lambda: next(iter(attendants(self.cgroup.path)), None), "the attendant to run")
+        return int(pid)
+
+    def end(self) -> None:
+        stderr = self.process.communicate(timeout=2 * WAIT_S)[1]
+        assert self.process.returncode == 0, stderr.decode()
+
+
+def test_a_job_waits_for_few_of_its_pages_as_long_as_it_is_attended(device_runner: Runner) -> None:
+    job = Walker(device_runner)
+    attendant = job.attendant()
+    attended = until(lambda: (found := job.walk()) < PAGES / 8 and found, "a walk with few faults")
+    os.kill(attendant, signal.SIGKILL)
+    until(lambda: not attendants(job.cgroup.path), "the attendant to end")
+    alone = job.walk()
+    assert alone > 2 * attended
+    job.end()
+
+
+def test_faults_are_told_with_process_and_address(device_runner: Runner) -> None:
+    job = Walker(device_runner)
+    (pid,) = job.cgroup.pids()
+    os.kill(job.attendant(), signal.SIGKILL)
+    faults = MajorFaults()
+    try:
+        job.walk()
+        assert list(faults.take()) == []  # not started
+        faults.start()
+        job.walk()
+        found = [fault.address for fault in faults.take() if fault.pid == pid]
+        faults.stop()
+    finally:
+        faults.close()
+    mapped = Path("/proc", str(pid), "maps").read_text().splitlines()
+    spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in mapped]
+    assert found
+    assert all(any(low <= at < high for low, high in spans) for at in found)
+    job.end()
+
+
+def test_a_run_ends_at_once_while_blocks_come_back(device_runner: Runner) -> None:
+    job = Walker(device_runner)
+    job.attendant()
+    job.walk()
+    assert job.process.stdin is not None
+    job.process.stdin.write(b"\n" * 50)
+    job.process.stdin.flush()
+    time.sleep(0.2)
+    job.process.send_signal(signal.SIGTERM)
+    job.process.communicate(timeout=WAIT_S)
+    assert job.process.returncode == 128 + signal.SIGTERM
+    until(lambda: not attendants(job.cgroup.path), "the attendant to end")
