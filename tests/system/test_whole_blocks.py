@@ -21,7 +21,7 @@ from infiniswap.units import MIB, PAGE_BYTES
 
 pytestmark = NEEDS_SWAP
 
-JOB_MIB, LOCAL = 96, "48M"
+JOB_MIB, LOCAL = 72, "48M"
 PAGES = JOB_MIB * MIB // PAGE_BYTES
 
 

@@ -160,17 +160,25 @@ def area(free_bytes: int) -> SwapArea:
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "evictable_bytes", "room"),
-    [(64 * MIB, 64 * MIB, True), (MIB, 64 * MIB, False), (64 * MIB, MIB, False)],
+    ("free_mib", "evictable_mib", "swapped_mib", "room"),
+    [
+        (64, 64, 100, True),
+        (1, 64, 100, False),
+        (64, 1, 100, False),
+        (64, 64, 101, False),  # most of the job is not in memory
+    ],
 )
-def test_there_is_no_room_without_swap_or_without_memory_that_may_go(
-    free_bytes: int,
-    evictable_bytes: int,
+def test_when_there_is_room(
+    free_mib: int,
+    evictable_mib: int,
+    swapped_mib: int,
     room: bool,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(whole_blocks, "active_areas", lambda: (area(free_bytes),))
-    text = f"inactive_anon {evictable_bytes}\nunevictable {256 * MIB}\n"
+    monkeypatch.setattr(whole_blocks, "active_areas", lambda: (area(free_mib * MIB),))
+    text = f"inactive_anon {evictable_mib * MIB}\nunevictable {256 * MIB}\n"
     (tmp_path / "memory.stat").write_text(text)
+    (tmp_path / "memory.max").write_text(f"{100 * MIB}")
+    (tmp_path / "memory.swap.current").write_text(f"{swapped_mib * MIB}")
     assert has_room(MemoryCgroup(tmp_path, 2)) is room

@@ -123,15 +123,21 @@ class _Attendance:
                 except PermissionError:
                     self._reader = None
                     for ring in self._rings:
-                        self._poll.unregister(ring)
+                        with contextlib.suppress(KeyError):
+                            self._poll.unregister(ring)
                         ring.close()
 
     def _pause(self) -> bool:
         pause_s = max(0.0, self._next_s - time.monotonic())
         if self._reader is not None:
             pause_s = min(pause_s, self._reader.pause_s())
-        ready = self._poll.poll(pause_s * 1000)
-        return all(fd != sys.stdin.fileno() for fd, _ in ready)
+        goes_on = True
+        for fd, events in self._poll.poll(pause_s * 1000):
+            if fd == sys.stdin.fileno():
+                goes_on = False
+            elif events & ~select.POLLIN:  # its processor is gone
+                self._poll.unregister(fd)
+        return goes_on
 
     def _look(self) -> None:
         began_s = time.monotonic()

@@ -31,12 +31,18 @@ _ROOM_BYTES_MIN: Final = 16 * MIB
 
 
 def has_room(cgroup: MemoryCgroup) -> bool:
-    """Whether a few blocks more find their place in a job's memory for sure: so much of it can be
-    paged out, and there is swap for it. Where not, the kernel might end the job for a guess.
+    """Whether a job's memory has room for blocks that it may need.
+
+    Most of the job must be in memory: the less of it is, the sooner it needs those pages that a
+    block pushes out. And a few blocks more must find their place for sure: so much of the job can
+    be paged out, and there is swap for it. Where not, the kernel might end the job for a guess.
 
     Raises:
         InfiniswapError: the cgroup is gone.
     """
+    memory = cgroup.memory()
+    if memory.limit_bytes is None or (memory.swap_bytes or 0) > memory.limit_bytes:
+        return False
     free_bytes = sum(area.size_bytes - area.used_bytes for area in active_areas())
     out_bytes = evictable_bytes(cgroup.path, cgroup.version)
     return min(free_bytes, out_bytes) >= _ROOM_BYTES_MIN
