@@ -53,7 +53,7 @@ class WholeBlocksConfig:
     pages_min: int = 16
     trials_max: int = 8
     trial_every: int = 8
-    trials_share: float = 0.25
+    trials_share: float = 0.0625
     right_share: float = 0.6
     trial_s: float = 0.5
     weight: float = 0.25

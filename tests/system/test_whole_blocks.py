@@ -41,7 +41,9 @@ class Walker:
         assert self.process.stdout is not None
         self.process.stdin.write(b"\n")
         self.process.stdin.flush()
-        found = json.loads(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate(timeout=WAIT_S)[1].decode()
+        found = json.loads(line)
         assert found["wrong"] == 0
         return int(found["faults"])
 

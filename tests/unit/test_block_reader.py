@@ -30,6 +30,7 @@ class Host:
         self.now_s = 0.0
         self.faults: list[Fault] = []
         self.states: list[str] = []
+        self.calls: list[str] = []
         self.advised: list[tuple[int, int, int]] = []
         self.touched: list[tuple[int, int]] = []
         self.present: set[tuple[int, int]] = set()
@@ -49,7 +50,12 @@ class Host:
         monkeypatch.setattr(process_memory, "advise", self.advise)
         monkeypatch.setattr(process_memory, "touch", self.touch)
         self.policy = WholeBlocks(1024 * MIB)
-        self.reader = BlockReader(self.policy, self, lambda: self.now_s)  # type: ignore[arg-type]
+        self.reader = BlockReader(
+            self.policy,
+            self,  # type: ignore[arg-type]
+            lambda: self.now_s,
+            lambda: self.calls.append("refresh"),
+        )
 
     def start(self) -> None:
         self.states.append("started")

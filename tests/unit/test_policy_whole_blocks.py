@@ -137,7 +137,7 @@ def test_a_job_that_no_longer_uses_whole_blocks_stops_getting_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory_bytes", "trials"), [(0, 0), (7 * MIB, 0), (8 * MIB, 1), (16 * MIB, 2), (PLENTY, 8)]
+    ("memory_bytes", "trials"), [(0, 0), (31 * MIB, 0), (32 * MIB, 1), (64 * MIB, 2), (PLENTY, 8)]
 )
 def test_trials_take_a_small_part_of_the_jobs_memory(memory_bytes: int, trials: int) -> None:
     job = Job(memory_bytes, uses=0.0)

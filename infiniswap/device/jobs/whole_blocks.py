@@ -55,14 +55,23 @@ class BlockReader:
         policy: decides.
         faults: of this host.
         clock: seconds, monotonic.
+        refresh: makes the kernel sum up what each processor has counted of the job's memory. Linux
+            decides by those sums, up to four seconds old, whether pages that were just used may
+            be paged out (mm/vmscan.c: inactive_is_low). Blocks change them quickly, and when all
+            pages count as just used, and the sums do not show it, the kernel ends the job.
     """
 
     def __init__(
-        self, policy: WholeBlocks, faults: MajorFaults, clock: Callable[[], float]
+        self,
+        policy: WholeBlocks,
+        faults: MajorFaults,
+        clock: Callable[[], float],
+        refresh: Callable[[], object],
     ) -> None:
         self._policy = policy
         self._faults = faults
         self._clock = clock
+        self._refresh = refresh
         self._tried: dict[Block, list[int]] = {}
         self._told_s = float("-inf")
         self._is_started = False
@@ -96,6 +105,7 @@ class BlockReader:
         block, swapped = guess.block, self._pages(guess.block).swapped()
         if not self._policy.begin(guess, len(swapped), self._clock()):
             return False
+        self._refresh()
         for first in range(swapped[0], swapped[-1] + 1, _STEP_PAGES):
             pages = min(_STEP_PAGES, swapped[-1] + 1 - first)
             start = block.start + first * PAGE_BYTES
