@@ -38,7 +38,9 @@ class WholeBlocksConfig:
         pages_min: fewer pages of a block on the swap device are not worth it.
         trials_max: at a time.
         trial_every: once guesses are right, so many blocks a trial.
-        trials_share: at most, of the job's memory, for trials.
+        memory_min_bytes: of the job. In less, eight trials would be more than a sixteenth, and
+            blocks turn the memory over faster than Linux notices, see `has_room` in
+            infiniswap.device.jobs.whole_blocks.
         right_share: a trial was right once so much of its pages has been used.
         trial_s: they have so long for that.
         weight: of the newest trial in the average.
@@ -53,7 +55,7 @@ class WholeBlocksConfig:
     pages_min: int = 16
     trials_max: int = 8
     trial_every: int = 8
-    trials_share: float = 0.0625
+    memory_min_bytes: int = 256 * MIB
     right_share: float = 0.6
     trial_s: float = 0.5
     weight: float = 0.25
@@ -61,10 +63,6 @@ class WholeBlocksConfig:
     right_min: float = 0.33
     rest_s_min: float = 0.25
     rest_s_max: float = 32.0
-
-    def trials_of(self, memory_bytes: int) -> int:
-        """At a time, of a job that may have so much memory; 0: it has too little for any."""
-        return min(self.trials_max, int(memory_bytes * self.trials_share) // self.block_bytes)
 
 
 class Block(NamedTuple):
@@ -101,7 +99,7 @@ class WholeBlocks:
 
     def __init__(self, memory_bytes: int, config: WholeBlocksConfig | None = None) -> None:
         self.config = config or WholeBlocksConfig()
-        self._trials_max = self.config.trials_of(memory_bytes)
+        self._is_large = memory_bytes >= self.config.memory_min_bytes
         self._last: deque[Block] = deque()
         self._faults: dict[Block, int] = {}
         self._trials: dict[Block, float] = {}
@@ -112,7 +110,7 @@ class WholeBlocks:
 
     def rests(self, now_s: float) -> bool:
         """Whether nothing is brought back now, whatever faults."""
-        return not self._trials_max or now_s < self._rests_until_s
+        return not self._is_large or now_s < self._rests_until_s
 
     def faulted(self, pid: int, address: int) -> Guess | None:
         """The job had to wait for a page. Returns what to bring back."""
@@ -126,7 +124,7 @@ class WholeBlocks:
         if count < self.config.faults_min:
             return None
         is_whole = self._right >= self.config.whole_min
-        may_try = len(self._trials) < self._trials_max
+        may_try = len(self._trials) < self.config.trials_max
         if may_try and (not is_whole or self._since_trial >= self.config.trial_every - 1):
             return Guess(block, is_trial=True)
         return Guess(block, is_trial=False) if is_whole else None

@@ -319,16 +319,16 @@ def cgroup_needs(path: Path, version: int) -> int:
     return sum(stat.get(f"{prefix}{name}", 0) for name in lists) + (out_bytes or 0)
 
 
-def evictable_bytes(path: Path, version: int) -> int:
-    """Bytes of the memory cgroup that can be paged out or dropped: all but what is locked.
+def inactive_bytes(path: Path, version: int) -> int:
+    """Bytes of the memory cgroup that the kernel would page out or drop first. Reading them makes
+    it sum up what each processor has counted.
 
     Raises:
         NotPermittedError, SystemCallError: not a memory cgroup, or gone.
     """
     stat = parse_key_values(read_text(path / "memory.stat", "cannot read the memory figures"))
     prefix = "" if version == 2 else "total_"
-    lists = ("inactive_anon", "active_anon", "inactive_file", "active_file")
-    return sum(stat.get(f"{prefix}{name}", 0) for name in lists)
+    return sum(stat.get(f"{prefix}{name}", 0) for name in ("inactive_anon", "inactive_file"))
 
 
 def cgroup_memory(path: Path, version: int) -> CgroupMemory:

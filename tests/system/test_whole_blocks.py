@@ -21,7 +21,7 @@ from infiniswap.units import MIB, PAGE_BYTES
 
 pytestmark = NEEDS_SWAP
 
-JOB_MIB, LOCAL = 72, "48M"
+JOB_MIB, LOCAL = 384, "256M"
 PAGES = JOB_MIB * MIB // PAGE_BYTES
 
 
@@ -30,7 +30,7 @@ class Walker:
 
     def __init__(self, runner: Runner) -> None:
         argv = (sys.executable, block_job.__file__, str(JOB_MIB))
-        options = ("--quiet",)
+        options = ("--quiet", "--size", "320M")
         self.process = runner.popen(*argv, options=options, local=LOCAL, stdin=subprocess.PIPE)
         ready(self.process)
         self.cgroup = runner.cgroup(self.process)
@@ -56,8 +56,8 @@ class Walker:
         assert self.process.returncode == 0, stderr.decode()
 
 
-def test_a_job_waits_for_few_of_its_pages_as_long_as_it_is_attended(device_runner: Runner) -> None:
-    job = Walker(device_runner)
+def test_a_job_waits_for_few_of_its_pages_as_long_as_it_is_attended(runner: Runner) -> None:
+    job = Walker(runner)
     attendant = job.attendant()
     attended = until(lambda: (found := job.walk()) < PAGES / 8 and found, "a walk with few faults")
     os.kill(attendant, signal.SIGKILL)
@@ -67,8 +67,8 @@ def test_a_job_waits_for_few_of_its_pages_as_long_as_it_is_attended(device_runne
     job.end()
 
 
-def test_faults_are_told_with_process_and_address(device_runner: Runner) -> None:
-    job = Walker(device_runner)
+def test_faults_are_told_with_process_and_address(runner: Runner) -> None:
+    job = Walker(runner)
     (pid,) = job.cgroup.pids()
     os.kill(job.attendant(), signal.SIGKILL)
     faults = MajorFaults()
@@ -88,8 +88,8 @@ def test_faults_are_told_with_process_and_address(device_runner: Runner) -> None
     job.end()
 
 
-def test_a_run_ends_at_once_while_blocks_come_back(device_runner: Runner) -> None:
-    job = Walker(device_runner)
+def test_a_run_ends_at_once_while_blocks_come_back(runner: Runner) -> None:
+    job = Walker(runner)
     job.attendant()
     job.walk()
     assert job.process.stdin is not None

@@ -30,7 +30,7 @@ class Host:
         self.now_s = 0.0
         self.faults: list[Fault] = []
         self.states: list[str] = []
-        self.calls: list[str] = []
+        self.room = True
         self.advised: list[tuple[int, int, int]] = []
         self.touched: list[tuple[int, int]] = []
         self.present: set[tuple[int, int]] = set()
@@ -54,7 +54,7 @@ class Host:
             self.policy,
             self,  # type: ignore[arg-type]
             lambda: self.now_s,
-            lambda: self.calls.append("refresh"),
+            lambda: self.room,
         )
 
     def start(self) -> None:
@@ -137,6 +137,15 @@ def test_of_many_blocks_at_once_the_rest_is_left_to_later_faults(host: Host) -> 
     assert 0 < len(blocks) < 10
 
 
+def test_without_room_nothing_comes_back(host: Host) -> None:
+    host.prove(1)
+    host.advised.clear()
+    host.room = False
+    host.fault(2)
+    host.look()
+    assert (host.advised, host.touched) == ([], [])
+
+
 def test_faults_are_not_told_while_it_rests(host: Host) -> None:
     host.reader.look(())
     assert host.states == []
@@ -166,25 +175,26 @@ def area(free_bytes: int) -> SwapArea:
 
 
 @pytest.mark.parametrize(
-    ("free_mib", "evictable_mib", "swapped_mib", "room"),
+    ("free_mib", "inactive_mib", "swapped_mib", "room"),
     [
-        (64, 64, 100, True),
+        (64, 50, 400, True),
         (1, 64, 100, False),
         (64, 1, 100, False),
-        (64, 64, 101, False),  # most of the job is not in memory
+        (64, 64, 401, False),  # most of the job is not in memory
+        (64, 49, 100, False),  # an eighth of the limit
     ],
 )
 def test_when_there_is_room(
     free_mib: int,
-    evictable_mib: int,
+    inactive_mib: int,
     swapped_mib: int,
     room: bool,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     monkeypatch.setattr(whole_blocks, "active_areas", lambda: (area(free_mib * MIB),))
-    text = f"inactive_anon {evictable_mib * MIB}\nunevictable {256 * MIB}\n"
+    text = f"inactive_anon {inactive_mib * MIB}\nactive_anon {256 * MIB}\n"
     (tmp_path / "memory.stat").write_text(text)
-    (tmp_path / "memory.max").write_text(f"{100 * MIB}")
+    (tmp_path / "memory.max").write_text(f"{400 * MIB}")
     (tmp_path / "memory.swap.current").write_text(f"{swapped_mib * MIB}")
     assert has_room(MemoryCgroup(tmp_path, 2)) is room

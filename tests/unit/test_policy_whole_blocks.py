@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,14 +135,9 @@ def test_a_job_that_no_longer_uses_whole_blocks_stops_getting_them() -> None:
     assert job.wholes == wholes
 
 
-@pytest.mark.parametrize(
-    ("memory_bytes", "trials"), [(0, 0), (31 * MIB, 0), (32 * MIB, 1), (64 * MIB, 2), (PLENTY, 8)]
-)
-def test_trials_take_a_small_part_of_the_jobs_memory(memory_bytes: int, trials: int) -> None:
-    job = Job(memory_bytes, uses=0.0)
-    assert job.policy.rests(0.0) is (trials == 0)
-    job.scan(50)
-    assert job.trials == trials
+def test_a_small_job_always_rests() -> None:
+    assert WholeBlocks(CONFIG.memory_min_bytes - 1).rests(0.0)
+    assert not WholeBlocks(CONFIG.memory_min_bytes).rests(0.0)
 
 
 def test_a_block_with_few_pages_on_the_swap_device_is_not_worth_it() -> None:

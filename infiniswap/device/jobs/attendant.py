@@ -106,7 +106,7 @@ class _Attendance:
         self._rings = faults.rings
         for ring in self._rings:
             self._poll.register(ring, select.POLLIN)
-        self._reader = BlockReader(policy, faults, time.monotonic, self._cgroup.memory)
+        self._reader = BlockReader(policy, faults, time.monotonic, lambda: has_room(self._cgroup))
 
     def run(self) -> None:
         """Until the runner ends it.

@@ -14,7 +14,7 @@ from infiniswap.policy.whole_blocks import Block, Guess, WholeBlocks
 from infiniswap.system import process_memory
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.major_faults import MajorFaults
-from infiniswap.system.memory import evictable_bytes
+from infiniswap.system.memory import inactive_bytes
 from infiniswap.system.process_memory import WILL_NEED, PageMap
 from infiniswap.system.swap import active_areas
 from infiniswap.units import MIB, PAGE_BYTES
@@ -27,15 +27,17 @@ _TRIAL_S: Final = 0.1
 """How often to look which pages of trials were used."""
 _GUESSES_MAX: Final = 8
 """Of one look. The job has gone on meanwhile: what it needs now, later faults tell."""
-_ROOM_BYTES_MIN: Final = 16 * MIB
+_BYTES_MIN: Final = 16 * MIB
 
 
 def has_room(cgroup: MemoryCgroup) -> bool:
     """Whether a job's memory has room for blocks that it may need.
 
     Most of the job must be in memory: the less of it is, the sooner it needs those pages that a
-    block pushes out. And a few blocks more must find their place for sure: so much of the job can
-    be paged out, and there is swap for it. Where not, the kernel might end the job for a guess.
+    block pushes out. There must be swap for those. And the kernel must have pages at hand that were
+    not used lately: Linux decides by sums that may be four seconds old whether it looks for more
+    (mm/vmscan.c: inactive_is_low). When it has none, and the sums do not show it, it ends the job.
+    Asking for them here refreshes the sums.
 
     Raises:
         InfiniswapError: the cgroup is gone.
@@ -44,8 +46,8 @@ def has_room(cgroup: MemoryCgroup) -> bool:
     if memory.limit_bytes is None or (memory.swap_bytes or 0) > memory.limit_bytes:
         return False
     free_bytes = sum(area.size_bytes - area.used_bytes for area in active_areas())
-    out_bytes = evictable_bytes(cgroup.path, cgroup.version)
-    return min(free_bytes, out_bytes) >= _ROOM_BYTES_MIN
+    inactive = inactive_bytes(cgroup.path, cgroup.version)
+    return free_bytes >= _BYTES_MIN and inactive >= max(_BYTES_MIN, memory.limit_bytes // 8)
 
 
 class BlockReader:
@@ -55,10 +57,7 @@ class BlockReader:
         policy: decides.
         faults: of this host.
         clock: seconds, monotonic.
-        refresh: makes the kernel sum up what each processor has counted of the job's memory. Linux
-            decides by those sums, up to four seconds old, whether pages that were just used may
-            be paged out (mm/vmscan.c: inactive_is_low). Blocks change them quickly, and when all
-            pages count as just used, and the sums do not show it, the kernel ends the job.
+        has_room: see has_room(); asked for each block.
     """
 
     def __init__(
@@ -66,12 +65,12 @@ class BlockReader:
         policy: WholeBlocks,
         faults: MajorFaults,
         clock: Callable[[], float],
-        refresh: Callable[[], object],
+        has_room: Callable[[], bool],
     ) -> None:
         self._policy = policy
         self._faults = faults
         self._clock = clock
-        self._refresh = refresh
+        self._has_room = has_room
         self._tried: dict[Block, list[int]] = {}
         self._told_s = float("-inf")
         self._is_started = False
@@ -103,9 +102,8 @@ class BlockReader:
 
     def _bring_back(self, guess: Guess) -> bool:
         block, swapped = guess.block, self._pages(guess.block).swapped()
-        if not self._policy.begin(guess, len(swapped), self._clock()):
+        if not self._has_room() or not self._policy.begin(guess, len(swapped), self._clock()):
             return False
-        self._refresh()
         for first in range(swapped[0], swapped[-1] + 1, _STEP_PAGES):
             pages = min(_STEP_PAGES, swapped[-1] + 1 - first)
             start = block.start + first * PAGE_BYTES
