@@ -95,11 +95,14 @@ class WholeBlocks:
     Args:
         memory_bytes: what the job may have.
         config: bounds.
+
+    Attributes:
+        is_of_use: whether this job may ever get any.
     """
 
     def __init__(self, memory_bytes: int, config: WholeBlocksConfig | None = None) -> None:
         self.config = config or WholeBlocksConfig()
-        self._is_large = memory_bytes >= self.config.memory_min_bytes
+        self.is_of_use = memory_bytes >= self.config.memory_min_bytes
         self._last: deque[Block] = deque()
         self._faults: dict[Block, int] = {}
         self._trials: dict[Block, float] = {}
@@ -110,7 +113,7 @@ class WholeBlocks:
 
     def rests(self, now_s: float) -> bool:
         """Whether nothing is brought back now, whatever faults."""
-        return not self._is_large or now_s < self._rests_until_s
+        return not self.is_of_use or now_s < self._rests_until_s
 
     def faulted(self, pid: int, address: int) -> Guess | None:
         """The job had to wait for a page. Returns what to bring back."""
@@ -140,6 +143,7 @@ class WholeBlocks:
         """Tells how many of the block's pages are on the swap device. Returns whether it is worth
         bringing back, which begins then; its faults count from nothing either way."""
         self._faults.pop(guess.block, None)
+        self._last = deque(block for block in self._last if block != guess.block)
         if pages < self.config.pages_min:
             return False
         if guess.is_trial:

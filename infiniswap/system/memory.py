@@ -319,6 +319,18 @@ def cgroup_needs(path: Path, version: int) -> int:
     return sum(stat.get(f"{prefix}{name}", 0) for name in lists) + (out_bytes or 0)
 
 
+def has_swap_limit(path: Path, version: int) -> bool:
+    """Whether the memory cgroup, or one above it, may have only so much on swap areas."""
+    if version == 1:
+        limits = (try_read_int(each / "memory.memsw.limit_in_bytes") for each in _upwards(path))
+        return any(limit is not None and limit < UNLIMITED_BYTES for limit in limits)
+    return any(try_read_int(each / "memory.swap.max") is not None for each in _upwards(path))
+
+
+def _upwards(path: Path) -> list[Path]:
+    return [each for each in (path, *path.parents) if (each / "cgroup.procs").exists()]
+
+
 def inactive_bytes(path: Path, version: int) -> int:
     """Bytes of the memory cgroup that the kernel would page out or drop first. Reading them makes
     it sum up what each processor has counted.

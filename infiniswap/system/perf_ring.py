@@ -152,10 +152,11 @@ class PerfRing:
         os.close(self._fd)
 
 
-def check_machine(what: str) -> None:
-    """Raises UnavailableError where we do not know the system call."""
-    if platform.machine() not in _SYSCALLS:
-        raise UnavailableError(f"{what} on {platform.machine()}")
+def check_machine(what: str, page_bytes: int = mmap.PAGESIZE) -> None:
+    """Raises UnavailableError where we do not know the system call, or the kernel's pages, by
+    which rings are laid out, are larger."""
+    if platform.machine() not in _SYSCALLS or page_bytes != PAGE_BYTES:
+        raise UnavailableError(f"{what} on {platform.machine()}, pages of {page_bytes} bytes")
 
 
 def open_rings(make: Callable[[int], PerfRing]) -> list[PerfRing]:

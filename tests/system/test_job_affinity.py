@@ -28,7 +28,7 @@ pytestmark = [
     *NEEDS_SWAP,
     pytest.mark.skipif(
         not left_processors.is_needed_here(),
-        reason="this kernel keeps no processors that were left: there is no attendant",
+        reason="this kernel keeps no processors that were left: nothing strikes them off",
     ),
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors"),
 ]

@@ -31,6 +31,8 @@ class Host:
         self.faults: list[Fault] = []
         self.states: list[str] = []
         self.room = True
+        self.asked = 0
+        self.kernel_has_advice = True
         self.advised: list[tuple[int, int, int]] = []
         self.touched: list[tuple[int, int]] = []
         self.present: set[tuple[int, int]] = set()
@@ -54,8 +56,12 @@ class Host:
             self.policy,
             self,  # type: ignore[arg-type]
             lambda: self.now_s,
-            lambda: self.room,
+            self.has_room,
         )
+
+    def has_room(self) -> bool:
+        self.asked += 1
+        return self.room
 
     def start(self) -> None:
         self.states.append("started")
@@ -70,7 +76,7 @@ class Host:
     def advise(self, pid: int, start: int, size_bytes: int, advice: int) -> bool:
         assert advice == WILL_NEED
         self.advised.append((pid, start, size_bytes))
-        return True
+        return self.kernel_has_advice
 
     def touch(self, pid: int, addresses: Sequence[int]) -> int:
         self.touched += [(pid, address) for address in addresses]
@@ -140,10 +146,21 @@ def test_of_many_blocks_at_once_the_rest_is_left_to_later_faults(host: Host) -> 
 def test_without_room_nothing_comes_back(host: Host) -> None:
     host.prove(1)
     host.advised.clear()
-    host.room = False
-    host.fault(2)
+    host.room, host.asked = False, 0
+    for number in range(2, 12):
+        host.fault(number)
     host.look()
     assert (host.advised, host.touched) == ([], [])
+    assert host.asked == 1  # not for each fault
+
+
+def test_without_such_advice_nothing_is_ever_mapped(host: Host) -> None:
+    host.kernel_has_advice = False
+    for number in range(200):
+        host.fault(number)
+        host.look()
+    assert host.touched == []
+    assert len(host.advised) < 60  # it rests most of the time
 
 
 def test_faults_are_not_told_while_it_rests(host: Host) -> None:
@@ -198,3 +215,8 @@ def test_when_there_is_room(
     (tmp_path / "memory.max").write_text(f"{400 * MIB}")
     (tmp_path / "memory.swap.current").write_text(f"{swapped_mib * MIB}")
     assert has_room(MemoryCgroup(tmp_path, 2)) is room
+    (tmp_path / "cgroup.procs").touch()
+    (tmp_path / "memory.swap.max").write_text("max")
+    assert has_room(MemoryCgroup(tmp_path, 2)) is room
+    (tmp_path / "memory.swap.max").write_text("1000000")
+    assert not has_room(MemoryCgroup(tmp_path, 2))

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from infiniswap.system import block_trace
+from infiniswap.errors import UnavailableError
+from infiniswap.system import block_trace, perf_ring
 from infiniswap.system.block_trace import DISCARD, WRITE, BlockTrace, _Event, _Layout
+from infiniswap.units import PAGE_BYTES
 
 LAYOUT = _Layout(number=1, sector_at=0, sectors_at=8, flags_at=12, flags_bytes=4)
 
@@ -61,6 +63,12 @@ def test_the_first_ring_does_not_come_first(trace: BlockTrace) -> None:
 
 def test_a_discard_of_what_was_never_written_says_nothing(trace: BlockTrace) -> None:
     assert told(trace, Ring([sample(5, b"D"), sample(6, b"W")])) == [WRITE]
+
+
+def test_rings_of_kernels_with_larger_pages_are_not_read() -> None:
+    perf_ring.check_machine("cannot look", PAGE_BYTES)
+    with pytest.raises(UnavailableError, match="65536"):
+        perf_ring.check_machine("cannot look", 65536)
 
 
 def test_a_flush_is_no_request_for_pages() -> None:

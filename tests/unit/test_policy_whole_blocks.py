@@ -136,8 +136,22 @@ def test_a_job_that_no_longer_uses_whole_blocks_stops_getting_them() -> None:
 
 
 def test_a_small_job_always_rests() -> None:
-    assert WholeBlocks(CONFIG.memory_min_bytes - 1).rests(0.0)
-    assert not WholeBlocks(CONFIG.memory_min_bytes).rests(0.0)
+    small, large = (WholeBlocks(CONFIG.memory_min_bytes + more) for more in (-1, 0))
+    assert (small.is_of_use, small.rests(0.0)) == (False, True)
+    assert (large.is_of_use, large.rests(0.0)) == (True, False)
+
+
+def test_faults_of_before_a_block_came_back_count_no_longer() -> None:
+    policy = WholeBlocks(PLENTY)
+    for _ in range(CONFIG.faults_min):
+        guess = policy.faulted(1, 0)
+    assert guess is not None
+    assert policy.begin(guess, CONFIG.pages_min, 0.0)
+    policy.tried(guess.block, 1.0, 0.0)
+    for number in range(1, CONFIG.faults_kept):  # the old ones are forgotten meanwhile
+        policy.faulted(1, number * CONFIG.block_bytes)
+    found = [policy.faulted(1, 0) for _ in range(CONFIG.faults_min)]
+    assert [each is None for each in found] == [True] * (CONFIG.faults_min - 1) + [False]
 
 
 def test_a_block_with_few_pages_on_the_swap_device_is_not_worth_it() -> None:

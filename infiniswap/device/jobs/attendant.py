@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process beside a job that pages out: does for the job what needs doing while it runs.
 
-That is two things: infiniswap.system.left_processors, and infiniswap.device.jobs.whole_blocks. It
+It does two things: infiniswap.system.left_processors, and infiniswap.device.jobs.whole_blocks. It
 is a process of its own because it waits for the job's pages and for locks on its memory, and a
 device that has died answers nothing: the runner, which has to end the job then, must not wait. For
 the same reason the runner waits only briefly for its end.
@@ -102,6 +102,8 @@ class _Attendance:
 
     def _watch_faults(self) -> None:
         policy = WholeBlocks(self._cgroup.memory().limit_bytes or 0)
+        if not policy.is_of_use:
+            return
         faults = MajorFaults()
         self._rings = faults.rings
         for ring in self._rings:

@@ -7,14 +7,14 @@ others of the job out to make room.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from infiniswap.policy.whole_blocks import Block, Guess, WholeBlocks
 from infiniswap.system import process_memory
 from infiniswap.system.cgroup import MemoryCgroup
-from infiniswap.system.major_faults import MajorFaults
-from infiniswap.system.memory import inactive_bytes
+from infiniswap.system.major_faults import Fault, MajorFaults
+from infiniswap.system.memory import has_swap_limit, inactive_bytes
 from infiniswap.system.process_memory import WILL_NEED, PageMap
 from infiniswap.system.swap import active_areas
 from infiniswap.units import MIB, PAGE_BYTES
@@ -34,16 +34,18 @@ def has_room(cgroup: MemoryCgroup) -> bool:
     """Whether a job's memory has room for blocks that it may need.
 
     Most of the job must be in memory: the less of it is, the sooner it needs those pages that a
-    block pushes out. There must be swap for those. And the kernel must have pages at hand that were
-    not used lately: Linux decides by sums that may be four seconds old whether it looks for more
-    (mm/vmscan.c: inactive_is_low). When it has none, and the sums do not show it, it ends the job.
-    Asking for them here refreshes the sums.
+    block pushes out. There must be swap for those, and no limit on it. And the kernel must have
+    pages at hand that were not used lately: Linux decides by sums that may be four seconds old
+    whether it looks for more (mm/vmscan.c: inactive_is_low). When it has none, and the sums do not
+    show it, it ends the job. Asking for them here refreshes the sums.
 
     Raises:
         InfiniswapError: the cgroup is gone.
     """
     memory = cgroup.memory()
     if memory.limit_bytes is None or (memory.swap_bytes or 0) > memory.limit_bytes:
+        return False
+    if has_swap_limit(cgroup.path, cgroup.version):
         return False
     free_bytes = sum(area.size_bytes - area.used_bytes for area in active_areas())
     inactive = inactive_bytes(cgroup.path, cgroup.version)
@@ -90,24 +92,32 @@ class BlockReader:
             self._is_started = not rests
             (self._faults.stop if rests else self._faults.start)()
         faults = list(self._faults.take())
-        left = 0 if rests else _GUESSES_MAX
-        for fault in faults:
-            if left and fault.pid in pids:
-                guess = self._policy.faulted(fault.pid, fault.address)
-                left -= guess is not None and self._bring_back(guess)
+        if not rests:
+            self._follow(fault for fault in faults if fault.pid in pids)
         self._tell_use()
+
+    def _follow(self, faults: Iterable[Fault]) -> None:
+        left = _GUESSES_MAX
+        for fault in faults:
+            guess = self._policy.faulted(fault.pid, fault.address)
+            if guess is None:
+                continue
+            if not left or not self._has_room():
+                return
+            left -= self._bring_back(guess)
 
     def _pages(self, block: Block) -> PageMap:
         return PageMap(block.pid, block.start, self._policy.config.block_bytes // PAGE_BYTES)
 
     def _bring_back(self, guess: Guess) -> bool:
         block, swapped = guess.block, self._pages(guess.block).swapped()
-        if not self._has_room() or not self._policy.begin(guess, len(swapped), self._clock()):
+        if not self._policy.begin(guess, len(swapped), self._clock()):
             return False
         for first in range(swapped[0], swapped[-1] + 1, _STEP_PAGES):
             pages = min(_STEP_PAGES, swapped[-1] + 1 - first)
             start = block.start + first * PAGE_BYTES
-            process_memory.advise(block.pid, start, pages * PAGE_BYTES, WILL_NEED)
+            if not process_memory.advise(block.pid, start, pages * PAGE_BYTES, WILL_NEED):
+                break  # the process has ended, or Linux is older than 5.15
         if guess.is_trial:
             self._tried[block] = swapped[:: max(1, len(swapped) // _LOOKED_AT)]
         else:
