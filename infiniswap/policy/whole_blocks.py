@@ -16,7 +16,6 @@ Chowdhury, ATC 2020), whose window shrinks and grows with its hits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -153,9 +152,9 @@ class WholeBlocks:
             self._since_trial += 1
         return True
 
-    def trials(self) -> Iterator[Block]:
+    def trials(self) -> tuple[Block, ...]:
         """Those whose use is to be told, see `tried`."""
-        yield from list(self._trials)
+        return tuple(self._trials)
 
     def tried(self, block: Block, share: float, now_s: float) -> bool:
         """So much of a trial's pages has been used so far. Returns whether that decides it."""

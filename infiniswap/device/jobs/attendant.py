@@ -17,7 +17,6 @@ import contextlib
 import select
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +27,6 @@ from infiniswap.system import programs
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.left_processors import LeftProcessors, is_needed_here
 from infiniswap.system.major_faults import MajorFaults
-from infiniswap.system.perf_ring import PerfRing
 
 _PERIOD_S: Final = 0.5
 """The kernel strikes off at most once a second; twice as often comes soon after it may again."""
@@ -96,7 +94,7 @@ class _Attendance:
         self._poll = select.poll()
         self._poll.register(sys.stdin.fileno(), select.POLLIN)
         self._reader: BlockReader | None = None
-        self._rings: Sequence[PerfRing] = ()
+        self._faults: MajorFaults | None = None
         with contextlib.suppress(InfiniswapError):  # the job only is slower without
             self._watch_faults()
 
@@ -104,11 +102,19 @@ class _Attendance:
         policy = WholeBlocks(self._cgroup.memory().limit_bytes or 0)
         if not policy.is_of_use:
             return
-        faults = MajorFaults()
-        self._rings = faults.rings
-        for ring in self._rings:
+        self._faults = faults = MajorFaults()
+        for ring in faults.rings:
             self._poll.register(ring, select.POLLIN)
         self._reader = BlockReader(policy, faults, time.monotonic, lambda: has_room(self._cgroup))
+
+    def _watch_no_faults(self) -> None:
+        faults, self._faults, self._reader = self._faults, None, None
+        if faults is None:
+            return
+        for ring in faults.rings:
+            with contextlib.suppress(KeyError):
+                self._poll.unregister(ring)
+        faults.close()
 
     def run(self) -> None:
         """Until the runner ends it.
@@ -123,11 +129,7 @@ class _Attendance:
                 try:
                     self._reader.look(self._pids if self._has_room else ())
                 except PermissionError:
-                    self._reader = None
-                    for ring in self._rings:
-                        with contextlib.suppress(KeyError):
-                            self._poll.unregister(ring)
-                        ring.close()
+                    self._watch_no_faults()
 
     def _pause(self) -> bool:
         pause_s = max(0.0, self._next_s - time.monotonic())
