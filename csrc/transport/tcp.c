@@ -65,18 +65,20 @@ static void tcp_destroy(struct iswi_queue *queue)
 
 /* ---------------------------------------------------------------- receiver thread */
 
+/*
+ * Until the socket is empty, even if it is after a short read. Who waits for a page goes on when the
+ * kernel has ended its block request, which it leaves to ksoftirqd, or to the next call of this
+ * thread into the network code: that one is sooner.
+ */
 static int receive(struct iswi_tcp *tcp)
 {
 	for (int round = 0; round < TCP_RECV_ROUNDS; round++) {
 		struct iovec iov[2];
 		struct msghdr message = {.msg_iov = iov};
-		size_t room = 0;
 		ssize_t n;
 		int err;
 
 		message.msg_iovlen = iswi_tcp_rx_space(tcp, iov);
-		for (size_t i = 0; i < message.msg_iovlen; i++)
-			room += iov[i].iov_len;
 		n = recvmsg(tcp->fd, &message, MSG_DONTWAIT);
 		if (n == 0)
 			return -ECONNRESET;
@@ -85,9 +87,7 @@ static int receive(struct iswi_tcp *tcp)
 		if (n < 0)
 			return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -errno;
 		err = iswi_tcp_rx_advance(tcp, (size_t)n);
-		/* Fewer bytes than asked for: the socket is empty, and poll tells when it is not.
-		 */
-		if (err < 0 || (size_t)n < room)
+		if (err < 0)
 			return err;
 	}
 	return 0;

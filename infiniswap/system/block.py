@@ -17,6 +17,9 @@ Settings = tuple[tuple[str, str], ...]
 FOR_MEMORY: Final[Settings] = (
     ("scheduler", "none"),  # there is no head to move; sorting only adds latency
     ("add_random", "0"),
+    # Holds writes back while reads take long, as on a disk that does one thing at a time. Page-outs
+    # and page-ins do not disturb each other here; whoever needs a page waits for a page-out.
+    ("wbt_lat_usec", "0"),
 )
 """For a device without moving parts."""
 

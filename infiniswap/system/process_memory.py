@@ -75,7 +75,10 @@ def touch(pid: int, addresses: Sequence[int]) -> int:
     count, one, flags = (ctypes.c_ulong(number) for number in (len(addresses), 1, 0))
     found = ctypes.create_string_buffer(len(addresses))
     here = _Range(ctypes.addressof(found), len(addresses))
-    there = (_Range * len(addresses))(*(_Range(address, 1) for address in addresses))
+    parts = array("Q", bytes(2 * _ENTRY_BYTES * len(addresses)))  # struct iovec, of a byte each
+    parts[::2] = array("Q", addresses)
+    parts[1::2] = array("Q", (1,)) * len(addresses)
+    there = (_Range * len(addresses)).from_buffer(parts)
     done = int(libc.process_vm_readv(pid, ctypes.byref(here), one, there, count, flags))
     if done < 0:
         _check_rights("process_vm_readv")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infiniswap.device.jobs import whole_blocks
-from infiniswap.device.jobs.whole_blocks import BlockReader, has_room
+from infiniswap.device.jobs.whole_blocks import BlockReader, Room
 from infiniswap.policy.whole_blocks import WholeBlocks, WholeBlocksConfig
 from infiniswap.system import process_memory
 from infiniswap.system.cgroup import MemoryCgroup
@@ -214,9 +214,30 @@ def test_when_there_is_room(
     (tmp_path / "memory.stat").write_text(text)
     (tmp_path / "memory.max").write_text(f"{400 * MIB}")
     (tmp_path / "memory.swap.current").write_text(f"{swapped_mib * MIB}")
-    assert has_room(MemoryCgroup(tmp_path, 2)) is room
+    found = Room(MemoryCgroup(tmp_path, 2))
+    assert not found.is_there()  # nothing is known yet
+    assert found.look() is room
+    assert found.is_there() is room
     (tmp_path / "cgroup.procs").touch()
     (tmp_path / "memory.swap.max").write_text("max")
-    assert has_room(MemoryCgroup(tmp_path, 2)) is room
+    assert found.look() is room
     (tmp_path / "memory.swap.max").write_text("1000000")
-    assert not has_room(MemoryCgroup(tmp_path, 2))
+    assert not found.look()
+    assert not found.is_there()
+
+
+def test_what_changes_fast_is_seen_without_a_look(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    free_mib = 64
+    monkeypatch.setattr(whole_blocks, "active_areas", lambda: (area(free_mib * MIB),))
+    (tmp_path / "memory.stat").write_text(f"inactive_anon {50 * MIB}\n")
+    (tmp_path / "memory.max").write_text(f"{400 * MIB}")
+    room = Room(MemoryCgroup(tmp_path, 2))
+    assert room.look()
+    (tmp_path / "memory.stat").write_text(f"inactive_anon {49 * MIB}\n")
+    assert not room.is_there()
+    (tmp_path / "memory.stat").write_text(f"inactive_anon {50 * MIB}\n")
+    assert room.is_there()
+    free_mib = 1
+    assert not room.is_there()

@@ -177,6 +177,7 @@ def test_tuning_writes_what_differs_and_names_what_was_refused(tmp_path: Path) -
     assert nbd.tune(2, 32, sys=tmp_path) == (
         "scheduler",
         "add_random",
+        "wbt_lat_usec",
         "rotational",
         "read_ahead_kb",
         "max_sectors_kb",

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from infiniswap.device.jobs.whole_blocks import BlockReader, has_room
+from infiniswap.device.jobs.whole_blocks import BlockReader, Room
 from infiniswap.errors import InfiniswapError
 from infiniswap.policy.whole_blocks import WholeBlocks
 from infiniswap.system import programs
@@ -89,7 +89,7 @@ class _Attendance:
         self._cgroup = cgroup
         self._left = LeftProcessors() if is_needed_here() else None
         self._pids: frozenset[int] = frozenset()
-        self._has_room = False
+        self._room, self._has_room = Room(cgroup), False
         self._next_s = time.monotonic()
         self._poll = select.poll()
         self._poll.register(sys.stdin.fileno(), select.POLLIN)
@@ -105,7 +105,7 @@ class _Attendance:
         self._faults = faults = MajorFaults()
         for ring in faults.rings:
             self._poll.register(ring, select.POLLIN)
-        self._reader = BlockReader(policy, faults, time.monotonic, lambda: has_room(self._cgroup))
+        self._reader = BlockReader(policy, faults, time.monotonic, self._room.is_there)
 
     def _watch_no_faults(self) -> None:
         faults, self._faults, self._reader = self._faults, None, None
@@ -147,7 +147,7 @@ class _Attendance:
         began_s = time.monotonic()
         pages_out = bool(self._cgroup.memory().swap_bytes)
         self._pids = frozenset(self._cgroup.pids() if pages_out else ())
-        self._has_room = pages_out and has_room(self._cgroup)
+        self._has_room = pages_out and self._room.look()
         if self._left is not None:
             try:
                 self._left.strike_off(self._pids)

@@ -30,7 +30,7 @@ _GUESSES_MAX: Final = 8
 _BYTES_MIN: Final = 16 * MIB
 
 
-def has_room(cgroup: MemoryCgroup) -> bool:
+class Room:
     """Whether a job's memory has room for blocks that it may need.
 
     Most of the job must be in memory: the less of it is, the sooner it needs those pages that a
@@ -39,17 +39,40 @@ def has_room(cgroup: MemoryCgroup) -> bool:
     whether it looks for more (mm/vmscan.c: inactive_is_low). When it has none, and the sums do not
     show it, it ends the job. Asking for them here refreshes the sums.
 
-    Raises:
-        InfiniswapError: the cgroup is gone.
+    Args:
+        cgroup: of the job.
     """
-    memory = cgroup.memory()
-    if memory.limit_bytes is None or (memory.swap_bytes or 0) > memory.limit_bytes:
-        return False
-    if has_swap_limit(cgroup.path, cgroup.version):
-        return False
-    free_bytes = sum(area.size_bytes - area.used_bytes for area in active_areas())
-    inactive = inactive_bytes(cgroup.path, cgroup.version)
-    return free_bytes >= _BYTES_MIN and inactive >= max(_BYTES_MIN, memory.limit_bytes // 8)
+
+    def __init__(self, cgroup: MemoryCgroup) -> None:
+        self._cgroup = cgroup
+        self._inactive_min: int | None = None
+
+    def look(self) -> bool:
+        """At all that changes slowly; returns `is_there`.
+
+        Raises:
+            InfiniswapError: the cgroup is gone.
+        """
+        cgroup, memory = self._cgroup, self._cgroup.memory()
+        limit_bytes, self._inactive_min = memory.limit_bytes, None
+        if limit_bytes is None or (memory.swap_bytes or 0) > limit_bytes:
+            return False
+        if has_swap_limit(cgroup.path, cgroup.version):
+            return False
+        self._inactive_min = max(_BYTES_MIN, limit_bytes // 8)
+        return self.is_there()
+
+    def is_there(self) -> bool:
+        """At this moment, with the limits that `look` has seen.
+
+        Raises:
+            InfiniswapError: the cgroup is gone.
+        """
+        if self._inactive_min is None:
+            return False
+        free_bytes = sum(area.size_bytes - area.used_bytes for area in active_areas())
+        inactive = inactive_bytes(self._cgroup.path, self._cgroup.version)
+        return free_bytes >= _BYTES_MIN and inactive >= self._inactive_min
 
 
 class BlockReader:
@@ -59,7 +82,7 @@ class BlockReader:
         policy: decides.
         faults: of this host.
         clock: seconds, monotonic.
-        has_room: see has_room(); asked for each block.
+        has_room: see Room.is_there(); asked for each block.
     """
 
     def __init__(
