@@ -238,7 +238,7 @@ def with_disk(stage: Stage, limit_bytes: int, disk: Volume) -> Leg:
     try:
         with interrupts.hold():
             upper = loop.attach(disk.device.path)
-            loop.tune(upper)
+            loop.tune(upper, is_disk=True)
             swap.mkswap(upper.path, label="isw-demo")
             priority = swap.priority_above(swap.active_areas())
             swap.swapon(upper.path, priority=priority, discard=False)

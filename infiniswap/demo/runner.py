@@ -181,7 +181,7 @@ def _make_volume(
     with interrupts.hold():
         volume.make_image(record.image, DEVICE_BYTES)
         device = loop.attach(record.image)
-        loop.tune(device)
+        loop.tune(device, is_disk=True)
         disk = volume.Volume(device, record)
     speed = volume.measure(device, disk.io_cgroups, record.work)
     if not disk.not_limited:

@@ -15,7 +15,7 @@ Chowdhury, ATC 2020), whose window shrinks and grows with its hits.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,6 +104,7 @@ class WholeBlocks:
         self.is_of_use = memory_bytes >= self.config.memory_min_bytes
         self._last: deque[Block] = deque()
         self._faults: dict[Block, int] = {}
+        self._counted: Counter[Block] = Counter()  # of the last: those that led to a block before
         self._trials: dict[Block, float] = {}
         self._since_trial = 0
         self._right = _UNKNOWN
@@ -132,6 +133,11 @@ class WholeBlocks:
         return Guess(block, is_trial=False) if is_whole else None
 
     def _forget(self, block: Block) -> None:
+        if block in self._counted:  # they are older than those that still count
+            self._counted[block] -= 1
+            if not self._counted[block]:
+                del self._counted[block]
+            return
         left = self._faults.get(block, 1) - 1
         if left:
             self._faults[block] = left
@@ -141,8 +147,7 @@ class WholeBlocks:
     def begin(self, guess: Guess, pages: int, now_s: float) -> bool:
         """Tells how many of the block's pages are on the swap device. Returns whether it is worth
         bringing back, which begins then; its faults count from nothing either way."""
-        self._faults.pop(guess.block, None)
-        self._last = deque(block for block in self._last if block != guess.block)
+        self._counted[guess.block] += self._faults.pop(guess.block)
         if pages < self.config.pages_min:
             return False
         if guess.is_trial:
@@ -176,3 +181,4 @@ class WholeBlocks:
         self._right = _UNKNOWN
         self._last.clear()
         self._faults.clear()
+        self._counted.clear()

@@ -14,12 +14,19 @@ from infiniswap.system.files import SYS, try_read_text, try_write_text
 Settings = tuple[tuple[str, str], ...]
 """Files of /sys/block/NAME/queue and what to write to them."""
 
+_THROTTLING: Final = "wbt_lat_usec"
+
+NOT_THROTTLED: Final[Settings] = ((_THROTTLING, "0"),)
+"""Page-outs are not held back while page-ins take long. They disturb each other on a disk that does
+one thing at a time, and not here, where who needs a page waits for a page-out first (ADR 55)."""
+
+GIVEN_BACK: Final[Settings] = ((_THROTTLING, "-1"),)
+"""What a device gets that stays when we have given it back: the kernel's own choice."""
+
 FOR_MEMORY: Final[Settings] = (
     ("scheduler", "none"),  # there is no head to move; sorting only adds latency
     ("add_random", "0"),
-    # Holds writes back while reads take long, as on a disk that does one thing at a time. Page-outs
-    # and page-ins do not disturb each other here; whoever needs a page waits for a page-out.
-    ("wbt_lat_usec", "0"),
+    *NOT_THROTTLED,
 )
 """For a device without moving parts."""
 

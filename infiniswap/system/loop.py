@@ -158,13 +158,19 @@ def detach(device: LoopDevice, *, timeout_s: float = DETACH_S_MAX, sys: Path = S
         ConflictError: it is still in use.
         SystemCallError, DeadlineError: losetup failed.
     """
+    if _detached(device, timeout_s, sys):
+        block.tune(device.path.name, block.GIVEN_BACK, sys=sys)
+
+
+def _detached(device: LoopDevice, timeout_s: float, sys: Path) -> bool:
+    """Whether there was anything to detach."""
 
     def still_there() -> bool:
         now = loop_device(device.number, sys=sys)
         return now is not None and now.is_attachment(device)
 
     if not still_there():
-        return
+        return False
     deadline = time.monotonic() + timeout_s
     try:
         run_command(["losetup", "--detach", str(device.path)], timeout_s=timeout_s)
@@ -180,11 +186,15 @@ def detach(device: LoopDevice, *, timeout_s: float = DETACH_S_MAX, sys: Path = S
                 f"fuser -v {device.path}.",
             )
         time.sleep(0.02)
+    return True
 
 
-def tune(device: LoopDevice, *, sys: Path = SYS) -> tuple[str, ...]:
-    """Best effort: writes QUEUE_SETTINGS. Returns the names of those the kernel refused."""
-    return block.tune(device.path.name, QUEUE_SETTINGS, sys=sys)
+def tune(device: LoopDevice, *, is_disk: bool = False, sys: Path = SYS) -> tuple[str, ...]:
+    """Best effort: writes QUEUE_SETTINGS, apart from those that do not suit what lies on a disk.
+    Returns the names of those the kernel refused."""
+    unsuited = block.NOT_THROTTLED if is_disk else ()
+    settings = [each for each in QUEUE_SETTINGS if each not in unsuited]
+    return block.tune(device.path.name, settings, sys=sys)
 
 
 def size_bytes(device: LoopDevice, *, sys: Path = SYS) -> int:

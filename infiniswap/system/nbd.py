@@ -239,7 +239,8 @@ def disconnect(link: Link, index: int) -> None:
 
 
 def wait_free(index: int, *, timeout_s: float = FREE_S_MAX, sys: Path = SYS) -> None:
-    """After `disconnect`: until the kernel has let go of it.
+    """After `disconnect`: until the kernel has let go of it. Its queue has then the kernel's own
+    settings where ours would not suit others.
 
     Raises:
         DeadlineError: somebody has it open.
@@ -253,6 +254,7 @@ def wait_free(index: int, *, timeout_s: float = FREE_S_MAX, sys: Path = SYS) -> 
                 mend=f"See who has it: fuser -v /dev/nbd{index}.",
             )
         time.sleep(0.02)
+    block.tune(f"nbd{index}", block.GIVEN_BACK, sys=sys)
 
 
 def tune(index: int, requests: int, *, sys: Path = SYS) -> tuple[str, ...]:

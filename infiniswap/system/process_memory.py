@@ -28,6 +28,7 @@ _PROCESS_MADVISE: Final = 440
 _PRESENT: Final = 1 << 63
 _SWAPPED: Final = 1 << 62
 _ENTRY_BYTES: Final = 8
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class _Range(ctypes.Structure):
@@ -40,14 +41,13 @@ def advise(pid: int, start: int, size_bytes: int, advice: int) -> bool:
     Raises:
         PermissionError: see above.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     part = _Range(start, size_bytes)
     try:
         pidfd = pidfd_open(pid)
     except InfiniswapError:
         return False
     try:
-        done = libc.syscall(
+        done = _LIBC.syscall(
             _PROCESS_MADVISE, pidfd, ctypes.byref(part), ctypes.c_size_t(1), advice, 0
         )
         if done < 0:
@@ -71,7 +71,6 @@ def touch(pid: int, addresses: Sequence[int]) -> int:
     Raises:
         PermissionError: see above.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     count, one, flags = (ctypes.c_ulong(number) for number in (len(addresses), 1, 0))
     found = ctypes.create_string_buffer(len(addresses))
     here = _Range(ctypes.addressof(found), len(addresses))
@@ -79,7 +78,7 @@ def touch(pid: int, addresses: Sequence[int]) -> int:
     parts[::2] = array("Q", addresses)
     parts[1::2] = array("Q", (1,)) * len(addresses)
     there = (_Range * len(addresses)).from_buffer(parts)
-    done = int(libc.process_vm_readv(pid, ctypes.byref(here), one, there, count, flags))
+    done = int(_LIBC.process_vm_readv(pid, ctypes.byref(here), one, there, count, flags))
     if done < 0:
         _check_rights("process_vm_readv")
     return max(0, done)

@@ -65,6 +65,15 @@ def test_the_queue_is_tuned(device: loop.LoopDevice) -> None:
     assert "max_sectors_kb" not in refused
 
 
+def test_what_comes_after_us_has_the_kernels_own_throttling(backing: Path) -> None:
+    device = loop.attach(backing)
+    before = _queue(device, "wbt_lat_usec")
+    loop.tune(device)
+    assert _queue(device, "wbt_lat_usec") == "0"
+    loop.detach(device)
+    assert _queue(device, "wbt_lat_usec") == before
+
+
 def test_detaching_twice_is_fine(backing: Path) -> None:
     device = loop.attach(backing)
     loop.detach(device)

@@ -71,6 +71,32 @@ def test_tuning_names_what_was_refused(tmp_path: Path) -> None:
     assert (directory / "queue" / "max_sectors_kb").read_text() == "128"
 
 
+def test_page_outs_are_held_back_on_disks_only_and_not_after_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = _device(tmp_path, 4, "/a")
+    throttling = directory / "queue" / "wbt_lat_usec"
+    throttling.write_text("2000\n")
+    device = loop.loop_device(4, sys=tmp_path)
+    assert device is not None
+    loop.tune(device, is_disk=True, sys=tmp_path)
+    assert throttling.read_text() == "2000\n"
+    assert (directory / "queue" / "rotational").read_text() == "0"
+    loop.tune(device, sys=tmp_path)
+    assert throttling.read_text() == "0"
+
+    def losetup(argv: list[str], **_: object) -> str:
+        (directory / "loop" / "backing_file").unlink()
+        return ""
+
+    monkeypatch.setattr(loop, "run_command", losetup)
+    loop.detach(device, sys=tmp_path)
+    assert throttling.read_text() == "-1"  # the kernel's own
+    throttling.write_text("75000")
+    loop.detach(device, sys=tmp_path)
+    assert throttling.read_text() == "75000"
+
+
 def test_a_size_of_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         loop.size_bytes(loop.LoopDevice(9, "/x", False, True, False), sys=tmp_path)

@@ -186,8 +186,10 @@ def test_tuning_writes_what_differs_and_names_what_was_refused(tmp_path: Path) -
 
 
 def test_waiting_for_a_device_that_somebody_has_open(tmp_path: Path) -> None:
-    _device(tmp_path, 0, sectors=0, identifier=None)
+    throttling = _device(tmp_path, 0, sectors=0, identifier=None) / "queue" / "wbt_lat_usec"
+    make_files(throttling.parent, {throttling.name: 0})
     nbd.wait_free(0, sys=tmp_path)
+    assert throttling.read_text() == "-1"  # the kernel's own
     _device(tmp_path, 1, sectors=8, identifier="x")
     with pytest.raises(DeadlineError, match="fuser -v /dev/nbd1"):
         nbd.wait_free(1, timeout_s=0, sys=tmp_path)

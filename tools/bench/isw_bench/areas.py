@@ -61,13 +61,15 @@ def _await_idle(bench: Bench, block_device: str) -> None:
 
 
 @contextlib.contextmanager
-def looped(bench: Bench, backing: Path) -> Iterator[loop.LoopDevice]:
-    """A loop device as the product makes it."""
+def looped(
+    bench: Bench, backing: Path, *, is_disk: bool = False
+) -> Iterator[loop.LoopDevice]:
+    """A loop device as the product makes it, or over a disk."""
     with bench.scope.interrupts.hold():
         upper = loop.attach(backing)
         note_loop(bench.work, upper)
     try:
-        loop.tune(upper)
+        loop.tune(upper, is_disk=is_disk)
         yield upper
     finally:
         with bench.scope.interrupts.hold():
@@ -199,7 +201,7 @@ def limited_disk(bench: Bench) -> Iterator[loop.LoopDevice]:
     root = blkio_root()
     if root is None:
         raise SkipError("the block I/O controller of cgroup version 1 is not there")
-    with looped(bench, image(bench, "cloud.img")) as lower:
+    with looped(bench, image(bench, "cloud.img"), is_disk=True) as lower:
         status = lower.path.stat()
         number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
         try:
@@ -212,7 +214,7 @@ def limited_disk(bench: Bench) -> Iterator[loop.LoopDevice]:
 @contextlib.contextmanager
 def whole_disk(bench: Bench) -> Iterator[loop.LoopDevice]:
     """This machine's disk, in the same way."""
-    with looped(bench, image(bench, "whole.img")) as lower:
+    with looped(bench, image(bench, "whole.img"), is_disk=True) as lower:
         yield lower
 
 
@@ -220,7 +222,7 @@ def whole_disk(bench: Bench) -> Iterator[loop.LoopDevice]:
 def cloud(bench: Bench) -> Iterator[Area]:
     """Swap on the limited disk. The kernel lets swap-out pass a limit on the swap device itself,
     so the swap area is a loop device over the limited one."""
-    with limited_disk(bench) as lower, looped(bench, lower.path) as upper:
+    with limited_disk(bench) as lower, looped(bench, lower.path, is_disk=True) as upper:
         swap.mkswap(upper.path, label=_LABEL)
 
         def settle() -> None:
