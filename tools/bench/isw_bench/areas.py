@@ -61,9 +61,7 @@ def _await_idle(bench: Bench, block_device: str) -> None:
 
 
 @contextlib.contextmanager
-def looped(
-    bench: Bench, backing: Path, *, is_disk: bool = False
-) -> Iterator[loop.LoopDevice]:
+def looped(bench: Bench, backing: Path, *, is_disk: bool = False) -> Iterator[loop.LoopDevice]:
     """A loop device as the product makes it, or over a disk."""
     with bench.scope.interrupts.hold():
         upper = loop.attach(backing)
