@@ -38,7 +38,7 @@ class WholeBlocksConfig:
         trials_max: at a time.
         trial_every: once guesses are right, so many blocks a trial.
         memory_min_bytes: of the job. In less, eight trials would be more than a sixteenth, and
-            blocks turn the memory over faster than Linux notices, see `Room` in
+            blocks turn the memory over faster than Linux notices, see `RoomForBlocks` in
             infiniswap.device.jobs.whole_blocks.
         right_share: a trial was right once so much of its pages has been used.
         trial_s: they have so long for that.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infiniswap.device.jobs import whole_blocks
-from infiniswap.device.jobs.whole_blocks import BlockReader, Room
+from infiniswap.device.jobs.whole_blocks import BlockReader, RoomForBlocks
 from infiniswap.policy.whole_blocks import WholeBlocks, WholeBlocksConfig
 from infiniswap.system import process_memory
 from infiniswap.system.cgroup import MemoryCgroup
@@ -214,7 +214,7 @@ def test_when_there_is_room(
     (tmp_path / "memory.stat").write_text(text)
     (tmp_path / "memory.max").write_text(f"{400 * MIB}")
     (tmp_path / "memory.swap.current").write_text(f"{swapped_mib * MIB}")
-    found = Room(MemoryCgroup(tmp_path, 2))
+    found = RoomForBlocks(MemoryCgroup(tmp_path, 2))
     assert not found.is_there()  # nothing is known yet
     assert found.look() is room
     assert found.is_there() is room
@@ -233,7 +233,7 @@ def test_what_changes_fast_is_seen_without_a_look(
     monkeypatch.setattr(whole_blocks, "active_areas", lambda: (area(free_mib * MIB),))
     (tmp_path / "memory.stat").write_text(f"inactive_anon {50 * MIB}\n")
     (tmp_path / "memory.max").write_text(f"{400 * MIB}")
-    room = Room(MemoryCgroup(tmp_path, 2))
+    room = RoomForBlocks(MemoryCgroup(tmp_path, 2))
     assert room.look()
     (tmp_path / "memory.stat").write_text(f"inactive_anon {49 * MIB}\n")
     assert not room.is_there()

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from infiniswap.device.jobs.whole_blocks import BlockReader, Room
+from infiniswap.device.jobs.whole_blocks import BlockReader, RoomForBlocks
 from infiniswap.errors import InfiniswapError
 from infiniswap.policy.whole_blocks import WholeBlocks
 from infiniswap.system import programs
@@ -89,7 +89,7 @@ class _Attendance:
         self._cgroup = cgroup
         self._left = LeftProcessors() if is_needed_here() else None
         self._pids: frozenset[int] = frozenset()
-        self._room, self._has_room = Room(cgroup), False
+        self._room, self._has_room = RoomForBlocks(cgroup), False
         self._next_s = time.monotonic()
         self._poll = select.poll()
         self._poll.register(sys.stdin.fileno(), select.POLLIN)

@@ -30,7 +30,7 @@ _GUESSES_MAX: Final = 8
 _BYTES_MIN: Final = 16 * MIB
 
 
-class Room:
+class RoomForBlocks:
     """Whether a job's memory has room for blocks that it may need.
 
     Most of the job must be in memory: the less of it is, the sooner it needs those pages that a
@@ -82,7 +82,7 @@ class BlockReader:
         policy: decides.
         faults: of this host.
         clock: seconds, monotonic.
-        has_room: see Room.is_there(); asked for each block.
+        has_room: see RoomForBlocks.is_there(); asked for each block.
     """
 
     def __init__(
