@@ -66,8 +66,8 @@ static void tcp_destroy(struct iswi_queue *queue)
 /* ---------------------------------------------------------------- receiver thread */
 
 /*
- * Until the socket is empty, even if it is after a short read. Who waits for a page goes on when the
- * kernel has ended its block request, which it leaves to ksoftirqd, or to the next call of this
+ * Until the socket is empty, even if it is after a short read. Who waits for a page goes on when
+ * the kernel has ended its block request, which it leaves to ksoftirqd, or to the next call of this
  * thread into the network code: that one is sooner.
  */
 static int receive(struct iswi_tcp *tcp)
