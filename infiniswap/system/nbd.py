@@ -257,12 +257,16 @@ def wait_free(index: int, *, timeout_s: float = FREE_S_MAX, sys: Path = SYS) -> 
     block.tune(f"nbd{index}", block.GIVEN_BACK, sys=sys)
 
 
-def tune(index: int, requests: int, *, sys: Path = SYS) -> tuple[str, ...]:
+def tune(index: int, requests: int, *, in_use: bool = False, sys: Path = SYS) -> tuple[str, ...]:
     """Best effort: writes QUEUE_SETTINGS; returns the names of those that the kernel refused.
 
     Args:
         index: of the device.
         requests: how many one connection may have under way.
+        in_use: leaves throttling as it is: the kernel changes it once nothing is under way, and the
+            caller serves what is.
         sys: where /sys is.
     """
-    return block.tune(f"nbd{index}", (*QUEUE_SETTINGS, ("nr_requests", str(requests))), sys=sys)
+    left = block.NOT_THROTTLED if in_use else ()
+    settings = [each for each in QUEUE_SETTINGS if each not in left]
+    return block.tune(f"nbd{index}", (*settings, ("nr_requests", str(requests))), sys=sys)

@@ -55,7 +55,7 @@ def test_what_has_taken_its_number_is_not_disconnected(
 ) -> None:
     monkeypatch.setattr(front, "GenericNetlink", contextlib.nullcontext)
     monkeypatch.setattr(nbd, "connect", lambda *_, **__: 0)
-    monkeypatch.setattr(nbd, "tune", lambda *_: ())
+    monkeypatch.setattr(nbd, "tune", lambda *_, **__: ())
     monkeypatch.setattr(nbd, "read_partitions", lambda _: None)
     disconnected: list[int] = []
     monkeypatch.setattr(nbd, "disconnect", lambda _, index: disconnected.append(index))

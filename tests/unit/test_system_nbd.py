@@ -174,6 +174,11 @@ def test_tuning_writes_what_differs_and_names_what_was_refused(tmp_path: Path) -
     assert (queue / "nr_requests").read_text() == "32"
     assert (queue / "max_sectors_kb").read_text() == "128"
     assert set(refused) == set()  # what is not there is made: this is no real /sys
+    make_files(queue, {"wbt_lat_usec": 2000})
+    nbd.tune(1, 32, in_use=True, sys=tmp_path)
+    assert (queue / "wbt_lat_usec").read_text() == "2000\n"
+    nbd.tune(1, 32, sys=tmp_path)
+    assert (queue / "wbt_lat_usec").read_text() == "0"
     assert nbd.tune(2, 32, sys=tmp_path) == (
         "scheduler",
         "add_random",

@@ -187,7 +187,7 @@ class NbdKernel(KernelDevice):
         with GenericNetlink() as link:
             for _ in range(connections):
                 self._replace_one(link, frontend)
-        self._tune(frontend)
+        self._tune(frontend, in_use=True)
 
     def _begin(self, engine: Engine, connections: int | None) -> Frontend:
         frontend = engine.frontend("nbd", FrontendConfig(request_bytes_max=nbd.REQUEST_BYTES_MAX))
@@ -196,11 +196,11 @@ class NbdKernel(KernelDevice):
         self._identifier = identifier_of(self._paths, self._connections)
         return frontend
 
-    def _tune(self, frontend: Frontend) -> None:
+    def _tune(self, frontend: Frontend, *, in_use: bool = False) -> None:
         assert self._index is not None
         # No more requests than buffers, so that no read waits behind writes that wait.
         requests = max(_REQUESTS_MIN, frontend.info().requests_max // self._connections)
-        refused = nbd.tune(self._index, requests)
+        refused = nbd.tune(self._index, requests, in_use=in_use)
         if refused:
             log.info("nbd device: the kernel refused to set %s", ", ".join(refused))
 
