@@ -78,6 +78,8 @@ def try_lock(path: Path, directory_mode: int = 0o755) -> int | None:
         try:
             path.parent.mkdir(mode=directory_mode, parents=True, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue  # its last holder has removed the directory meanwhile
         except OSError as error:
             raise from_oserror("cannot make the lock file", error, where=str(path)) from error
         try:
