@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S, until
-from support.jobs import block_job
+from support.jobs import block_job, mixed_job
 from support.jobs.attendants import attendants
 from support.jobs.runs import Runner, ready
 
@@ -108,3 +110,15 @@ def test_a_run_ends_while_blocks_come_back(runner: Runner) -> None:
     job.process.communicate(timeout=WAIT_S)
     assert job.process.returncode == 128 + signal.SIGTERM
     until(lambda: not attendants(job.cgroup.path), "the attendant to end")
+
+
+@pytest.mark.timeout(3600)
+def test_a_job_of_many_ways_goes_on_with_right_bytes(
+    runner: Runner, count: Callable[[int, int], int]
+) -> None:
+    """The kernel ends a job whose memory is turned over faster than it notices (ADR 54)."""
+    argv = (sys.executable, mixed_job.__file__, str(JOB_MIB), "1", str(count(5, 300)))
+    options = ("--quiet", "--size", "512M")
+    process = runner.popen(*argv, options=options, local=LOCAL)
+    out, told = process.communicate(timeout=3000)
+    assert (process.returncode, out) == (0, b"0\n"), told.decode()
