@@ -66,9 +66,9 @@ static void tcp_destroy(struct iswi_queue *queue)
 /* ---------------------------------------------------------------- receiver thread */
 
 /*
- * Until the socket is empty, even if it is after a short read. Who waits for a page goes on when
- * the kernel has ended its block request, which it leaves to ksoftirqd, or to the next call of this
- * thread into the network code: that one is sooner.
+ * Receives until the socket is empty, also after a short read. A thread that waits for a page goes
+ * on when the kernel has ended its block request. The kernel leaves that to ksoftirqd, or to the
+ * next call of this thread into the network code, and that call is sooner.
  */
 static int receive(struct iswi_tcp *tcp)
 {

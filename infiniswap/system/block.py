@@ -26,7 +26,6 @@ GIVEN_BACK: Final[Settings] = ((_THROTTLING, "-1"),)
 FOR_MEMORY: Final[Settings] = (
     ("scheduler", "none"),  # there is no head to move; sorting only adds latency
     ("add_random", "0"),
-    *NOT_THROTTLED,
 )
 """For a device without moving parts."""
 

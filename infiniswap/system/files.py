@@ -74,13 +74,15 @@ def try_lock(path: Path, directory_mode: int = 0o755) -> int | None:
     Raises:
         NotPermittedError, SystemCallError: the file cannot be made or locked.
     """
-    for _ in range(_LOCK_TRIES):
+    for left in reversed(range(_LOCK_TRIES)):
         try:
             path.parent.mkdir(mode=directory_mode, parents=True, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            continue  # its last holder has removed the directory meanwhile
         except OSError as error:
+            # Its last holder removes the directory, too, and may have done so meanwhile.
+            if left and isinstance(error, FileNotFoundError | FileExistsError):
+                time.sleep(_LOCK_RETRY_S)
+                continue
             raise from_oserror("cannot make the lock file", error, where=str(path)) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

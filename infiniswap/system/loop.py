@@ -158,19 +158,18 @@ def detach(device: LoopDevice, *, timeout_s: float = DETACH_S_MAX, sys: Path = S
         ConflictError: it is still in use.
         SystemCallError, DeadlineError: losetup failed.
     """
-    if _detached(device, timeout_s, sys):
+    _detach(device, timeout_s, sys)
+    if loop_device(device.number, sys=sys) is None:  # nobody has taken it since
         block.tune(device.path.name, block.GIVEN_BACK, sys=sys)
 
 
-def _detached(device: LoopDevice, timeout_s: float, sys: Path) -> bool:
-    """Whether there was anything to detach."""
-
+def _detach(device: LoopDevice, timeout_s: float, sys: Path) -> None:
     def still_there() -> bool:
         now = loop_device(device.number, sys=sys)
         return now is not None and now.is_attachment(device)
 
     if not still_there():
-        return False
+        return
     deadline = time.monotonic() + timeout_s
     try:
         run_command(["losetup", "--detach", str(device.path)], timeout_s=timeout_s)
@@ -186,15 +185,13 @@ def _detached(device: LoopDevice, timeout_s: float, sys: Path) -> bool:
                 f"fuser -v {device.path}.",
             )
         time.sleep(0.02)
-    return True
 
 
 def tune(device: LoopDevice, *, is_disk: bool = False, sys: Path = SYS) -> tuple[str, ...]:
-    """Best effort: writes QUEUE_SETTINGS, apart from those that do not suit what lies on a disk.
-    Returns the names of those the kernel refused."""
-    unsuited = block.NOT_THROTTLED if is_disk else ()
-    settings = [each for each in QUEUE_SETTINGS if each not in unsuited]
-    return block.tune(device.path.name, settings, sys=sys)
+    """Best effort: writes QUEUE_SETTINGS, and for what lies on a disk the kernel's own throttling,
+    for all others none. Returns the names of those the kernel refused."""
+    throttling = block.GIVEN_BACK if is_disk else block.NOT_THROTTLED
+    return block.tune(device.path.name, (*throttling, *QUEUE_SETTINGS), sys=sys)
 
 
 def size_bytes(device: LoopDevice, *, sys: Path = SYS) -> int:

@@ -239,8 +239,8 @@ def disconnect(link: Link, index: int) -> None:
 
 
 def wait_free(index: int, *, timeout_s: float = FREE_S_MAX, sys: Path = SYS) -> None:
-    """After `disconnect`: until the kernel has let go of it. Its queue has then the kernel's own
-    settings where ours would not suit others.
+    """After `disconnect`: waits until the kernel has let go of the device, and gives it the
+    kernel's own throttling back.
 
     Raises:
         DeadlineError: somebody has it open.
@@ -267,6 +267,6 @@ def tune(index: int, requests: int, *, in_use: bool = False, sys: Path = SYS) ->
             caller serves what is.
         sys: where /sys is.
     """
-    left = block.NOT_THROTTLED if in_use else ()
-    settings = [each for each in QUEUE_SETTINGS if each not in left]
-    return block.tune(f"nbd{index}", (*settings, ("nr_requests", str(requests))), sys=sys)
+    throttling = () if in_use else block.NOT_THROTTLED
+    settings = (*throttling, *QUEUE_SETTINGS, ("nr_requests", str(requests)))
+    return block.tune(f"nbd{index}", settings, sys=sys)

@@ -81,7 +81,7 @@ def tune(number: int, queue_depth: int, *, sys: Path = SYS) -> tuple[str, ...]:
     """
     name = block_path(number).name
     # All other settings the driver is told (ublk.c).
-    settings = (*block.FOR_MEMORY, (_REQUESTS, str(queue_depth - 1)))
+    settings = (*block.NOT_THROTTLED, *block.FOR_MEMORY, (_REQUESTS, str(queue_depth - 1)))
     refused = list(block.tune(name, settings, sys=sys))
     now = try_read_int(sys / "block" / name / "queue" / _REQUESTS)
     if _REQUESTS not in refused and now != queue_depth - 1:

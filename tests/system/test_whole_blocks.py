@@ -23,6 +23,7 @@ from infiniswap.system.major_faults import MajorFaults
 pytestmark = NEEDS_SWAP
 
 JOB_MIB, LOCAL = 384, "256M"
+BLOCK_PAGES = 512
 
 
 class Walker:
@@ -54,6 +55,12 @@ class Walker:
     def end(self) -> None:
         stderr = self.process.communicate(timeout=2 * WAIT_S)[1]
         assert self.process.returncode == 0, stderr.decode()
+
+
+def mapped_by(attendant: int) -> int:
+    """Pages that it has mapped: its own, and those of blocks."""
+    fields = Path("/proc", str(attendant), "stat").read_text().rpartition(")")[2].split()
+    return int(fields[7]) + int(fields[9])  # minflt, majflt
 
 
 def attended(job: Walker) -> int:
@@ -120,5 +127,8 @@ def test_a_job_of_many_ways_goes_on_with_right_bytes(
     argv = (sys.executable, mixed_job.__file__, str(JOB_MIB), "1", str(count(5, 300)))
     options = ("--quiet", "--size", "512M")
     process = runner.popen(*argv, options=options, local=LOCAL)
+    cgroup = runner.cgroup(process)
+    attendant = int(until(lambda: next(iter(attendants(cgroup.path)), None), "the attendant"))
+    until(lambda: mapped_by(attendant) > 20 * BLOCK_PAGES, "some blocks to come back")
     out, told = process.communicate(timeout=3000)
     assert (process.returncode, out) == (0, b"0\n"), told.decode()

@@ -73,6 +73,28 @@ def test_what_has_taken_its_number_is_not_disconnected(
     assert not disconnected
 
 
+@pytest.mark.requires_native
+def test_throttling_is_left_alone_while_requests_are_under_way(
+    paths: DevicePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = NbdDevice(0, front.identifier_of(paths, 1), CONFIG.size_bytes)
+    tuned: list[dict[str, object]] = []
+    monkeypatch.setattr(front, "GenericNetlink", contextlib.nullcontext)
+    monkeypatch.setattr(front, "find_left", lambda _: ((left, 1),))
+    monkeypatch.setattr(front.NbdKernel, "_replace_one", lambda *_: None)
+
+    def tune(*_: object, **given: object) -> tuple[str, ...]:
+        tuned.append(given)
+        return ()
+
+    monkeypatch.setattr(nbd, "tune", tune)
+    with NativeEngine(CONFIG, None) as engine:
+        device = front.NbdKernel(paths)
+        device.prepare(engine, b"")
+        device.take_over({})
+    assert tuned == [{"in_use": True}]
+
+
 @pytest.mark.skipif(HAS_NBD, reason="this kernel has nbd")
 @pytest.mark.requires_root
 @pytest.mark.requires_fuse

@@ -79,22 +79,24 @@ def test_page_outs_are_held_back_on_disks_only_and_not_after_us(
     throttling.write_text("2000\n")
     device = loop.loop_device(4, sys=tmp_path)
     assert device is not None
-    loop.tune(device, is_disk=True, sys=tmp_path)
-    assert throttling.read_text() == "2000\n"
-    assert (directory / "queue" / "rotational").read_text() == "0"
     loop.tune(device, sys=tmp_path)
     assert throttling.read_text() == "0"
+    loop.tune(device, is_disk=True, sys=tmp_path)
+    assert throttling.read_text() == "-1"  # the kernel's own, whoever had the device before
+    assert (directory / "queue" / "rotational").read_text() == "0"
+    loop.tune(device, sys=tmp_path)
+    backing = directory / "loop" / "backing_file"
 
     def losetup(argv: list[str], **_: object) -> str:
-        (directory / "loop" / "backing_file").unlink()
+        backing.write_text("/b\n")  # somebody else takes it at once
         return ""
 
     monkeypatch.setattr(loop, "run_command", losetup)
     loop.detach(device, sys=tmp_path)
-    assert throttling.read_text() == "-1"  # the kernel's own
-    throttling.write_text("75000")
+    assert throttling.read_text() == "0"
+    backing.unlink()  # it was in use, and the kernel has detached it later
     loop.detach(device, sys=tmp_path)
-    assert throttling.read_text() == "75000"
+    assert throttling.read_text() == "-1"
 
 
 def test_a_size_of_nothing_is_an_error(tmp_path: Path) -> None:

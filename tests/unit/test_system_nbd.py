@@ -180,9 +180,9 @@ def test_tuning_writes_what_differs_and_names_what_was_refused(tmp_path: Path) -
     nbd.tune(1, 32, sys=tmp_path)
     assert (queue / "wbt_lat_usec").read_text() == "0"
     assert nbd.tune(2, 32, sys=tmp_path) == (
+        "wbt_lat_usec",
         "scheduler",
         "add_random",
-        "wbt_lat_usec",
         "rotational",
         "read_ahead_kb",
         "max_sectors_kb",

@@ -48,7 +48,7 @@ class RoomForBlocks:
         self._inactive_min: int | None = None
 
     def look(self) -> bool:
-        """At all that changes slowly; returns `is_there`.
+        """Reads what changes slowly, such as limits; returns `is_there`.
 
         Raises:
             InfiniswapError: the cgroup is gone.
@@ -63,7 +63,7 @@ class RoomForBlocks:
         return self.is_there()
 
     def is_there(self) -> bool:
-        """At this moment, with the limits that `look` has seen.
+        """Whether there is room at this moment, with the limits that `look` has seen.
 
         Raises:
             InfiniswapError: the cgroup is gone.
