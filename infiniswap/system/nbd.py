@@ -258,7 +258,8 @@ def wait_free(index: int, *, timeout_s: float = FREE_S_MAX, sys: Path = SYS) -> 
 
 
 def tune(index: int, requests: int, *, in_use: bool = False, sys: Path = SYS) -> tuple[str, ...]:
-    """Best effort: writes QUEUE_SETTINGS; returns the names of those that the kernel refused.
+    """Best effort: writes QUEUE_SETTINGS, and no throttling; returns the names of those that the
+    kernel refused.
 
     Args:
         index: of the device.

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S, until
 from support.jobs import block_job, mixed_job
-from support.jobs.attendants import attendants
+from support.jobs.attendants import attendants, await_attendant
 from support.jobs.runs import Runner, ready
 
 from infiniswap.system.major_faults import MajorFaults
@@ -49,8 +49,7 @@ class Walker:
         return int(found["faults"])
 
     def attendant(self) -> int:
-        pid = until(lambda: next(iter(attendants(self.cgroup.path)), None), "the attendant to run")
-        return int(pid)
+        return await_attendant(self.cgroup.path)
 
     def end(self) -> None:
         stderr = self.process.communicate(timeout=2 * WAIT_S)[1]
@@ -127,8 +126,7 @@ def test_a_job_of_many_ways_goes_on_with_right_bytes(
     argv = (sys.executable, mixed_job.__file__, str(JOB_MIB), "1", str(count(5, 300)))
     options = ("--quiet", "--size", "512M")
     process = runner.popen(*argv, options=options, local=LOCAL)
-    cgroup = runner.cgroup(process)
-    attendant = int(until(lambda: next(iter(attendants(cgroup.path)), None), "the attendant"))
+    attendant = await_attendant(runner.cgroup(process).path)
     until(lambda: mapped_by(attendant) > 20 * BLOCK_PAGES, "some blocks to come back")
     out, told = process.communicate(timeout=3000)
     assert (process.returncode, out) == (0, b"0\n"), told.decode()

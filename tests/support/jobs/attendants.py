@@ -26,15 +26,20 @@ def attendants(of: Path) -> list[str]:
     return found
 
 
+def await_attendant(of: Path) -> int:
+    """Waits until an attendant of the job's cgroup runs; its process id."""
+    return int(until(lambda: next(iter(attendants(of)), None), "the attendant to run"))
+
+
 def await_looks(of: Path) -> None:
     """Waits until the job's attendant has looked at it several times."""
-    pid = until(lambda: next(iter(attendants(of)), None), "the attendant to run")
-    first = _rests(str(pid))
-    until(lambda: _rests(str(pid)) >= first + LOOKS, "the attendant to look at the job")
+    pid = await_attendant(of)
+    first = _rests(pid)
+    until(lambda: _rests(pid) >= first + LOOKS, "the attendant to look at the job")
 
 
-def _rests(pid: str) -> int:
-    status = Path("/proc", pid, "status").read_text()
+def _rests(pid: int) -> int:
+    status = Path("/proc", str(pid), "status").read_text()
     found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)$", status, re.MULTILINE)
     assert found is not None
     return int(found[1])

@@ -42,6 +42,10 @@ class Memory:
         at = page * mmap.PAGESIZE
         self.wrong += self._bytes[at : at + 16] != self._is(page)
 
+    def check_all(self) -> None:
+        for page in range(self.pages):
+            self.check(page)
+
     def use(self, pages: Iterable[int], written: float, chance: random.Random) -> None:
         for page in pages:
             self.check(page)
@@ -82,8 +86,7 @@ def hold_for_a_while(mib: int) -> None:
 def beside_a_child(memory: Memory, turn: Callable[[], None]) -> None:
     child = os.fork()
     if not child:
-        for page in range(memory.pages):
-            memory.check(page)
+        memory.check_all()
         os._exit(min(memory.wrong, 255))
     turn()
     memory.wrong += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
@@ -102,8 +105,7 @@ def main(mib: int, seed: int, turns: int) -> None:
         else:
             beside_a_child(memory, turn)
         hold_for_a_while(chance.randrange(4, mib // 8))
-    for page in range(memory.pages):
-        memory.check(page)
+    memory.check_all()
     print(memory.wrong, flush=True)
 
 
