@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,13 @@ from infiniswap.errors import (
 )
 from infiniswap.system.files import PROC, read_text, try_read_text, try_write_text, write_text
 from infiniswap.system.memory import CgroupMemory, cgroup_memory, memory_hierarchy
-from infiniswap.system.process import parent_pid, pidfd_open, pidfd_signal
+from infiniswap.system.process import (
+    may_end,
+    parent_pid,
+    pidfd_ended,
+    pidfd_open,
+    pidfd_signal,
+)
 from infiniswap.units import PAGE_BYTES
 
 RUN_PREFIX = "infiniswap-run-"
@@ -39,6 +46,8 @@ pages come back from disk, so there is no reason to prefer dropping file cache."
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _POLL_S = 0.02
+_APART = "ended"
+"""Name of the cgroup below a job's for what is ended while other processes of it stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,30 +116,83 @@ class MemoryCgroup:
             DeadlineError: something did not die in time.
             NotPermittedError, SystemCallError: the kernel's refusal.
         """
-        deadline = time.monotonic() + timeout_s
+        end_s = time.monotonic() + timeout_s
         while pids := self.pids():
             if not try_write_text(self.path / "cgroup.kill", "1"):  # Linux 5.14, version 2
                 for pid in pids:
                     self._kill_member(pid)
-            if time.monotonic() >= deadline:
-                raise DeadlineError(
-                    f"{len(pids)} processes did not end within {timeout_s:g} s of SIGKILL: "
-                    + ", ".join(str(pid) for pid in pids[:10]),
-                    where=str(self.path),
-                    mend="They wait in the kernel, most likely for a page of a swap area that "
-                    "does not answer: see dmesg.",
-                )
-            time.sleep(_POLL_S)
+            self._wait(pids, end_s, timeout_s)
+
+    def kill_of(self, uid: int, *, timeout_s: float = 10.0) -> tuple[int, ...]:
+        """SIGKILL to all that this user could end without us, until none of it is left.
+
+        Returns:
+            The others: programs that have become another user's (setuid), such as root's.
+
+        Raises:
+            DeadlineError, NotPermittedError, SystemCallError: see kill.
+        """
+        end_s = time.monotonic() + timeout_s
+        while True:
+            may = {pid: may_end(uid, pid) for pid in self.pids()}
+            others = tuple(pid for pid, may_be in may.items() if may_be is False)
+            if not others:
+                # Not self.kill: one that asks somebody else comes back to here.
+                MemoryCgroup.kill(self, timeout_s=max(0.0, end_s - time.monotonic()))
+                return ()
+            own = tuple(pid for pid, may_be in may.items() if may_be)
+            if not own:
+                return others
+            self._kill_some(own, uid)
+            self._wait(own, end_s, timeout_s)
+
+    def _wait(self, pids: tuple[int, ...], end_s: float, timeout_s: float) -> None:
+        if time.monotonic() >= end_s:
+            raise DeadlineError(
+                f"{len(pids)} processes did not end within {timeout_s:g} s of SIGKILL: "
+                + ", ".join(str(pid) for pid in pids[:10]),
+                where=str(self.path),
+                mend="They wait in the kernel, most likely for a page of a swap area that "
+                "does not answer: see dmesg.",
+            )
+        time.sleep(_POLL_S)
+
+    def _kill_some(self, pids: tuple[int, ...], uid: int) -> None:
+        """SIGKILL to these, where this user may end them. A device has no CAP_KILL where there is
+        cgroup.kill, so they go to a cgroup below, which is killed."""
+        apart = MemoryCgroup(self.path / _APART, self.version)
+        with contextlib.suppress(OSError):  # this user's, who signals
+            apart.path.mkdir(mode=0o755, exist_ok=True)
+        has_kill = (apart.path / "cgroup.kill").exists()
+        for pid in pids:
+            with self._held(pid) as pidfd:
+                if pidfd is None or not may_end(uid, pid):
+                    continue
+                if not has_kill:
+                    pidfd_signal(pidfd, signal.SIGKILL)
+                    continue
+                with contextlib.suppress(NotFoundError):
+                    apart.add(pid)
+                if pidfd_ended(pidfd) and pid in apart.pids():  # another process has its number
+                    put_where_its_parent_is(pid)
+        if has_kill:
+            write_text(apart.path / "cgroup.kill", "1", "cannot end the job's processes")
 
     def _kill_member(self, pid: int) -> None:
+        with self._held(pid) as pidfd:
+            if pidfd is not None:
+                pidfd_signal(pidfd, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def _held(self, pid: int) -> Iterator[int | None]:
+        """A descriptor of one process that is in here, whatever becomes of its number."""
         try:
             pidfd = pidfd_open(pid)
         except NotFoundError:
+            yield None
             return
         try:
-            # The descriptor is of one process for good; only now is it sure that it is ours.
-            if pid in self.pids():
-                pidfd_signal(pidfd, signal.SIGKILL)
+            yield pidfd if pid in self.pids() else None
         finally:
             os.close(pidfd)
 

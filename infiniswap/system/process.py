@@ -299,6 +299,19 @@ def parse_thread_stat(text: str) -> tuple[str, int, int]:
     return text[start + 1 : end], int(fields[6]), policy
 
 
+def may_end(uid: int, pid: int, *, proc: Path = PROC) -> bool | None:
+    """Whether the kernel lets this user end a process (kill(2): by its real or saved user); None:
+    there is no such process."""
+    users = _status_fields(try_read_text(proc / str(pid) / "status") or "", "Uid")
+    return str(uid) in (users[0], users[2]) if len(users) == 4 else None
+
+
+def named(pid: int, *, proc: Path = PROC) -> str:
+    """A process by its number and name, for a sentence: `4711 (sleep)`."""
+    name = (try_read_text(proc / str(pid) / "comm") or "?").strip()
+    return f"{pid} ({''.join(letter if letter.isprintable() else '?' for letter in name)})"
+
+
 def _status_fields(text: str, key: str) -> list[str]:
     """What stands behind a key of /proc/PID/status."""
     found = (line.partition(":") for line in text.splitlines())

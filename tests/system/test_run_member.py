@@ -8,10 +8,12 @@ import grp
 import json
 import os
 import pwd
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from support.jobs.plans import plan_in, second_long
 from support.jobs.runs import Runner, touch
 
 from infiniswap.device.process.member_socket import CONNECTIONS_PER_USER_MAX, RUNS_PER_USER_MAX
-from infiniswap.system.cgroup import create_memory_cgroup
+from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.system.job_cgroup import find_job_cgroups
 from infiniswap.units import MIB
 
@@ -78,6 +80,22 @@ def run_as(
         text=True,
         check=False,
         timeout=2 * WAIT_S,
+    )
+
+
+def inside(
+    runner: Runner, cgroup: MemoryCgroup, argv: list[str]
+) -> subprocess.CompletedProcess[str]:
+    """Runs a member's command in a cgroup."""
+    enter = f'echo $$ > {cgroup.path}/cgroup.procs && exec "$@"'
+    return subprocess.run(
+        ["sh", "-c", enter, "sh", *as_user(MEMBER, argv)],
+        env=runner.cluster.env,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
     )
 
 
@@ -240,21 +258,9 @@ def test_the_devices_own_socket_stays_roots(member_runner: Runner) -> None:
 def test_a_limit_above_the_member_holds_for_its_jobs(member_runner: Runner) -> None:
     cgroup = create_memory_cgroup(f"isw-test-{os.getpid()}", 128 * MIB)
     try:
-        enter = f'echo $$ > {cgroup.path}/cgroup.procs && exec "$@"'
-
-        def inside(argv: list[str]) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                ["sh", "-c", enter, "sh", *as_user(MEMBER, argv)],
-                env=member_runner.cluster.env,
-                cwd="/",
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=WAIT_S,
-            )
 
         def limited(local: str) -> subprocess.CompletedProcess[str]:
-            return inside(member_runner.argv("echo", "ran", local=local))
+            return inside(member_runner, cgroup, member_runner.argv("echo", "ran", local=local))
 
         done = limited("256M")
         assert (done.returncode, done.stdout) == (13, "")
@@ -265,7 +271,7 @@ def test_a_limit_above_the_member_holds_for_its_jobs(member_runner: Runner) -> N
             "cgroup = member_client.begin(paths, 64 << 20)\n"
             "for wanted in (256 << 20, 128 << 20): print(ask(api.AskRaise(local_bytes=wanted)))"
         )
-        more, most = inside(asking(member_runner, code)).stdout.splitlines()
+        more, most = inside(member_runner, cgroup, asking(member_runner, code)).stdout.splitlines()
         assert more.startswith("13 ")
         assert "128 MiB" in more
         assert most == "done"
@@ -274,7 +280,95 @@ def test_a_limit_above_the_member_holds_for_its_jobs(member_runner: Runner) -> N
         cgroup.remove()
 
 
+def test_who_enters_a_run_escapes_no_memory_limit(member_runner: Runner) -> None:
+    """The run began without one; what enters it must not have had one below the job's."""
+    cgroup = create_memory_cgroup(f"isw-test-{os.getpid()}", 20 * MIB)
+    try:
+        with job_of(member_runner) as process:
+            enter = f"print(ask(api.AskEnter(run={process.pid})))"
+            code = f"{enter}; print(Path('/proc/self/cgroup').read_text())"
+
+            def enters() -> str:
+                return inside(member_runner, cgroup, asking(member_runner, code)).stdout
+
+            said = enters()
+            assert said.startswith("13 you may use 20.0 MiB of this host's memory"), said
+            assert cgroup.path.name in said  # it has stayed where it was
+            cgroup.set_limit(64 * MIB)
+            said = enters()
+            assert said.startswith("done"), said
+            assert member_runner.cgroup(process).path.name in said
+    finally:
+        cgroup.kill()
+        cgroup.remove()
+
+
+def test_a_run_that_a_limited_process_entered_stays_below(member_runner: Runner) -> None:
+    """Its limit would be escaped by raising the job's."""
+    cgroup = create_memory_cgroup(f"isw-test-{os.getpid()}", 96 * MIB)
+    enter = asking(member_runner, "print(ask(api.AskEnter(run=int(sys.argv[1]))))")
+    code = (
+        "member_client.begin(paths, 64 << 20)\n"
+        "print(os.getpid(), flush=True); input()\n"
+        "for wanted in (128 << 20, 96 << 20): print(ask(api.AskRaise(local_bytes=wanted)))"
+    )
+    try:
+        argv = as_user(MEMBER, asking(member_runner, code))
+        run = subprocess.Popen(
+            argv,
+            env=member_runner.cluster.env,
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        member_runner.running.append(run)  # type: ignore[arg-type]
+        assert run.stdout is not None
+        pid = run.stdout.readline().strip()
+        assert inside(member_runner, cgroup, [*enter, pid]).stdout == "done\n"
+        more, most = run.communicate("\n", timeout=WAIT_S)[0].splitlines()
+        assert more.startswith("13 you may use 96.0 MiB"), more
+        assert most == "done"
+    finally:
+        cgroup.kill()
+        cgroup.remove()
+
+
 # -------------------------------------------------------------------------- villains
+
+
+@pytest.fixture
+def become_root() -> Iterator[Path]:
+    """A program that every user may run as root."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        path = Path(directory) / "become-root"
+        shutil.copy("/usr/bin/setpriv", path)
+        path.chmod(0o4755)
+        yield path
+
+
+def test_a_setuid_program_of_a_members_job_is_left_running(
+    member_runner: Runner, become_root: Path
+) -> None:
+    """As `sudo` is, which the member may not end either; the rest of the job is ended."""
+    quietly = ">/dev/null 2>&1 &"  # else they would hold the pipes open that are read here
+    script = (
+        f"sleep 9876 {quietly} {become_root} --reuid=0 --clear-groups sleep 9877 {quietly} "
+        "echo $!; while ! grep -q 9877 /proc/$!/cmdline; do :; done"
+    )
+    done = run_as(member_runner, member_runner.argv("sh", "-c", script))
+    roots = int(done.stdout)
+    try:
+        assert done.returncode == 0, done.stderr
+        assert f"process {roots} (sleep) has the rights of another user" in done.stderr
+        assert Path(f"/proc/{roots}/cmdline").read_bytes() == b"sleep\x009877\x00"
+        member_runner.nothing_left()
+        (cgroup,) = [c for c in find_job_cgroups() if roots in c.pids()]
+        assert cgroup.pids() == (roots,)
+    finally:
+        os.kill(roots, signal.SIGKILL)
+    until(lambda: not cgroup.path.exists(), "the end of the job's cgroup")
 
 
 def test_a_job_cannot_change_its_cgroup(member_runner: Runner) -> None:

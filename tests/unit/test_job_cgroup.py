@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,6 +152,12 @@ def test_a_systemd_that_does_nothing(
         ("io.max", "8:0 rbps=1"),
         ("cpuset.cpus", "0"),
         ("memory.zswap.max", "0"),
+        ("memory.swap.high", "1048576"),
+        ("hugetlb.2MB.max", "0"),
+        ("hugetlb.1GB.rsvd.max", "1073741824"),
+        ("rdma.max", "mlx5_0 hca_handle=max hca_object=max\nmlx5_1 hca_handle=2 hca_object=max"),
+        ("misc.max", "sev max\nsev_es 10"),
+        ("dmem.max", "drm/0000:03:00.0/vram0 1073741824"),
     ],
 )
 def test_a_job_must_not_escape_a_limit(tree: Tree, notes: Notes, file: str, value: str) -> None:
@@ -172,6 +179,11 @@ def test_the_least_limit_on_tasks_goes_with_the_job_and_some_are_none(
     (tree.own.parent.parent / "pids.max").write_text("max\n")
     (tree.own / "cpu.max").write_text("max 100000\n")
     (tree.own / "cpuset.cpus").write_text("\n")
+    (tree.own / "memory.swap.high").write_text("max\n")
+    (tree.own / "hugetlb.2MB.max").write_text("max\n")
+    (tree.own / "rdma.max").write_text("mlx5_0 hca_handle=max hca_object=max\n")
+    (tree.own / "misc.max").write_text("sev max\n")
+    (tree.own / "dmem.max").write_text("drm/0000:03:00.0/vram0 max\n")
     create_job_cgroup(NAME, MIB, member_pid=PID, proc=tree.proc)
     asked = notes.commands[0]
     assert asked[asked.index("TasksMax") + 1 :][:2] == ["t", "50"]
@@ -207,18 +219,40 @@ def test_the_least_memory_limit_above_is_what_is_allowed(tree: Tree) -> None:
     assert cgroup_limits.memory_allowed_bytes(PID, proc=tree.proc) == 64 * MIB
 
 
-def test_a_version_1_swap_limit_must_not_be_escaped(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "value"), [("memory.swap.high", "1048576"), ("misc.max", "sev 1"), ("cpu.max", "1 2")]
+)
+def test_who_enters_a_job_must_not_escape_a_limit(tree: Tree, file: str, value: str) -> None:
+    job = tree.top / NAME
+    cgroup_limits.check_may_enter(PID, job, proc=tree.proc)
+    (tree.own / file).write_text(value + "\n")
+    with pytest.raises(NotPermittedError, match=file):
+        cgroup_limits.check_may_enter(PID, job, proc=tree.proc)
+
+
+@pytest.mark.parametrize(("of_job", "may"), [("50", True), ("51", False), ("max", False)])
+def test_who_enters_a_job_keeps_the_limit_on_tasks(tree: Tree, of_job: str, may: bool) -> None:
+    job = tree.top / "infiniswap_run_4711_99.slice"
+    job.mkdir()
+    (job / "pids.max").write_text(f"{of_job}\n")
+    (tree.own / "pids.max").write_text("50\n")
+    with contextlib.nullcontext() if may else pytest.raises(NotPermittedError, match=r"pids\.max"):
+        cgroup_limits.check_may_enter(PID, job, proc=tree.proc)
+
+
+@pytest.mark.parametrize("name", ["memory.memsw.limit_in_bytes", "memory.kmem.limit_in_bytes"])
+def test_a_version_1_swap_limit_must_not_be_escaped(tmp_path: Path, name: str) -> None:
     tree = Tree(tmp_path, "job")
     for who in ("self", str(PID)):
         (tree.proc / who / "cgroup").write_text("4:memory:/job\n")
         (tree.proc / who / "mountinfo").write_text(
             f"1 0 0:1 / {tree.top} rw - cgroup cgroup rw,memory\n"
         )
-    file = tree.own / "memory.memsw.limit_in_bytes"
+    file = tree.own / name
     file.write_text("9223372036854771712\n")
     cgroup_limits.check_leaves_no_limit(PID, tree.top, proc=tree.proc)
     file.write_text("1048576\n")
-    with pytest.raises(NotPermittedError, match="memsw"):
+    with pytest.raises(NotPermittedError, match=name):
         cgroup_limits.check_leaves_no_limit(PID, tree.top, proc=tree.proc)
 
 

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -204,6 +206,72 @@ async def test_the_job_of_a_killed_run_is_ended_and_nobody_elses(
                 process.kill()
                 process.wait()
             await watched.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Living(MemoryCgroup):
+    """A cgroup without a kernel: those of its processes that live are in it."""
+
+    processes: tuple[subprocess.Popen[bytes], ...]
+
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self.processes if process.poll() is None)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Iterator[Living]:
+    """A member's job, with one program that has become root's."""
+    users = (65534, 0, 65534)
+    processes = tuple(subprocess.Popen(["sleep", "1000"], user=user) for user in users)
+    made = Living(tmp_path / f"{RUN_PREFIX}1-1", 1, processes)
+    made.path.mkdir()
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.requires_root
+def test_a_members_job_that_became_roots_is_left_running(mixed: Living) -> None:
+    """As after `sudo`: the member may not end it, so the device does not do so for the member."""
+    roots = mixed.processes[1]
+    assert mixed.kill_of(65534) == (roots.pid,)
+    assert mixed.pids() == (roots.pid,)
+    assert runs.end_job(mixed, 65534) == (roots.pid,)
+    assert mixed.path.is_dir()
+    roots.kill()
+    roots.wait()
+    assert runs.end_job(mixed, 65534) == ()
+    assert not mixed.path.exists()
+
+
+@pytest.mark.requires_root
+async def test_after_a_killed_run_a_program_of_roots_stays(
+    mixed: Living, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Also where a successor of the process that watched the run cleans up."""
+    monkeypatch.setattr(runs, "LEFT_PAUSE_S", 0.001)
+    roots, run, records = mixed.processes[1], sleeper(), tmp_path / "runs"
+    monkeypatch.setattr(runs, "cgroup_name", lambda _pid: mixed.path.name)
+    changed = asyncio.Event()
+    with ThreadPoolExecutor(1) as executor:
+        watched = runs.Runs(executor, changed.set, lambda: (mixed,), records)
+        watched.join(run.pid, 65534)
+        run.kill()
+        run.wait()
+        await asyncio.to_thread(lambda: [mixed.processes[i].wait(60) for i in (0, 2)])
+        await asyncio.wait_for(watched.close(), 60)
+        assert f"process {roots.pid} (sleep) has the rights of another user" in caplog.text
+        monkeypatch.setattr(runs, "cgroup_name_or_none", lambda _pid: None)  # it has ended
+        successor = runs.Runs(executor, changed.set, lambda: (mixed,), records)
+        successor.watch_again()
+        await asyncio.sleep(0.05)
+        assert roots.poll() is None
+        roots.kill()
+        roots.wait()
+        changed.clear()
+        await asyncio.wait_for(changed.wait(), 60)
+        assert (mixed.path.exists(), list(records.iterdir())) == (False, [])
 
 
 async def test_a_run_that_does_not_exist_cannot_join() -> None:

@@ -22,6 +22,7 @@ from infiniswap.device.spec import rundir
 from infiniswap.errors import InfiniswapError
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.job_cgroup import create_job_cgroup
+from infiniswap.system.process import named
 
 KILLED: Final = 128 + signal.SIGKILL
 _UNREADABLE: Final = 128 + signal.SIGBUS
@@ -113,13 +114,13 @@ def _run_job(
         except lost.DeviceLostError as error:
             live.clear()
             say(str(error))
-            cgroup.kill()
+            _kill(cgroup)
             if terminal is not None:
                 terminal.end()
             process.wait()
             return job.JobResult(KILLED, time.monotonic() - started_s), None
         except _EnoughSeenError:
-            cgroup.kill()
+            _kill(cgroup)
             if terminal is not None:
                 terminal.end()
             process.wait()
@@ -131,7 +132,7 @@ def _run_job(
     if left := cgroup.pids():
         if not request.args.quiet:
             say(f"the command left {len(left)} process(es) behind; they are ended")
-        cgroup.kill()
+        _kill(cgroup)
     if result.exit_code in (KILLED, _UNREADABLE) and others.one_is_gone():
         say("the process of the swap device of another run has died, and with it what was there")
     try:
@@ -148,6 +149,16 @@ def _run_job(
         else:
             say(f"there is no summary: {error}")
         return result, None
+
+
+def _kill(cgroup: MemoryCgroup) -> None:
+    """Ends what is in the job's cgroup, and names what its user may not end."""
+    cgroup.kill()
+    if left := cgroup.pids():
+        say(
+            f"process {', '.join(named(pid) for pid in left[:10])} has the rights of another user, "
+            "who alone can end it: it is left running"
+        )
 
 
 def _make_cgroup(request: RunRequest, paths: rundir.DevicePaths) -> MemoryCgroup:

@@ -168,8 +168,7 @@ class MemberCgroup(MemoryCgroup):
         try:
             ask(self.paths, AskKill(), wait_s=max(timeout_s, END_S))
         except (ConflictError, NotFoundError, RefusedError):
-            # Not by super(): a class with slots is made twice, and the name means the first one.
-            MemoryCgroup.kill(self, timeout_s=timeout_s)
+            self.kill_of(os.getuid(), timeout_s=timeout_s)
 
     def remove(self, *, timeout_s: float = 10.0) -> None:
         """Ends the run. A cgroup that its device has left behind is root's to remove."""

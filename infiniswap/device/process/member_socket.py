@@ -5,9 +5,11 @@ which is root, makes for it.
 A member is untrusted. Rules:
 - who asks is what the kernel says of the connection's other end, never what a question says;
 - only processes of that very user are watched, moved or ended, and what a pid stands for is
-  looked at again after it has been used (a pid can come to mean another process);
+  looked at again after it has been used (a pid can come to mean another process); a program in a
+  job that has become another user's (setuid) is left running;
 - a job's cgroup belongs to root: a member can neither widen its limit nor put others into it;
-- leaving the cgroups that it is in must lift no limit of the member's (system/cgroup_limits.py);
+- leaving the cgroups that it is in must lift no limit of the member's (system/cgroup_limits.py),
+  whether a process begins a run or enters one;
 - runs and connections are bounded per user and in all: this process serves swap space.
 
 See docs/adr/0017-members.md.
@@ -54,7 +56,7 @@ from infiniswap.errors import (
 from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.system.acl import let_group_in
 from infiniswap.system.cgroup import MemoryCgroup, put_where_its_parent_is
-from infiniswap.system.cgroup_limits import memory_allowed_bytes
+from infiniswap.system.cgroup_limits import check_may_enter, memory_allowed_bytes
 from infiniswap.system.job_cgroup import create_job_cgroup
 from infiniswap.system.process import peer_credentials, pidfd_ended, pidfd_open, process_uids
 from infiniswap.units import format_size_short
@@ -79,11 +81,21 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A member's run."""
+    """A member's run.
+
+    Attributes:
+        allowed_bytes: the least memory limit that what has entered it was under; None: without.
+    """
 
     uid: int
     cgroup: MemoryCgroup
     local_bytes: int
+    allowed_bytes: int | None = None
+
+    def within(self, allowed_bytes: int | None) -> int | None:
+        """The lower of that limit and another."""
+        found = (self.allowed_bytes, allowed_bytes)
+        return min((limit for limit in found if limit is not None), default=None)
 
 
 def open_owned(peer: Peer) -> int:
@@ -184,18 +196,21 @@ class Members:
                     cgroup = await self._begin(peer, local_bytes)
                 return Reply(cgroup=str(cgroup.path), version=cgroup.version)
             case AskEnter(run=run):
-                job = self._job(peer, run)
+                async with self._begin_lock:
+                    job = await self._admit(peer, run)
                 await service.on_jobs(lambda: move(peer, job.cgroup))
             case AskRaise(local_bytes=local_bytes):
                 async with self._begin_lock:
                     await self._raise(peer, local_bytes)
             case AskKill():
-                await service.on_jobs(self._job(peer, peer.pid).cgroup.kill)
+                job = self._job(peer, peer.pid)
+                await service.on_jobs(lambda: job.cgroup.kill_of(peer.uid))
             case AskEnd():
                 job = self._job(peer, peer.pid)
-                await service.on_jobs(lambda: end_job(job.cgroup))
+                left = await service.on_jobs(lambda: end_job(job.cgroup, peer.uid))
                 self._jobs.pop(peer.pid, None)
-                await service.leave(peer.pid)
+                if not left:  # otherwise the clean-up after its end waits for them
+                    await service.leave(peer.pid)
         return Reply()
 
     def _job(self, peer: Peer, run: int) -> _Job:
@@ -214,7 +229,7 @@ class Members:
         self._check_bounds(peer, local_bytes)
         await service.on_jobs(lambda: self._check_memory(peer, local_bytes))
         # Watched before there is anything to clean up.
-        service.join(peer.pid)
+        service.join(peer.pid, peer.uid)
         try:
             name = cgroup_name(peer.pid)
             cgroup = await service.on_jobs(
@@ -230,6 +245,20 @@ class Members:
         self._jobs[peer.pid] = _Job(peer.uid, cgroup, local_bytes)
         log.info("run %d of user %d begins", peer.pid, peer.uid)
         return cgroup
+
+    async def _admit(self, peer: Peer, run: int) -> _Job:
+        """The run that the peer may enter: only where it could have begun it."""
+        job = self._job(peer, run)
+
+        def check() -> int | None:
+            os.close(open_owned(peer))
+            check_may_enter(peer.pid, job.cgroup.path)
+            return self._check_memory(peer, job.local_bytes, job)
+
+        allowed_bytes = await self._service.on_jobs(check)
+        self._job(peer, run)  # it may have ended meanwhile
+        self._jobs[run] = job = replace(job, allowed_bytes=job.within(allowed_bytes))
+        return job
 
     async def _raise(self, peer: Peer, local_bytes: int) -> None:
         job = self._job(peer, peer.pid)
@@ -266,8 +295,13 @@ class Members:
             )
         _check_size(local_bytes)
 
-    def _check_memory(self, peer: Peer, local_bytes: int, instead: _Job | None = None) -> None:
-        allowed = memory_allowed_bytes(peer.pid)
+    def _check_memory(
+        self, peer: Peer, local_bytes: int, instead: _Job | None = None
+    ) -> int | None:
+        """The least memory limit that the peer is under."""
+        own = allowed = memory_allowed_bytes(peer.pid)
+        if instead is not None:
+            allowed = instead.within(own)
         others = [job for job in self._jobs.values() if job is not instead]
         taken = sum(job.local_bytes for job in others if job.uid == peer.uid)
         if allowed is not None and taken + local_bytes > allowed:
@@ -277,6 +311,7 @@ class Members:
                 + (more if taken else ""),
                 mend="Give a smaller --local.",
             )
+        return own
 
 
 def _check_size(local_bytes: int) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from infiniswap.errors import InfiniswapError, NotFoundError
 from infiniswap.system.cgroup import RUN_PREFIX, MemoryCgroup, run_cgroup_name
 from infiniswap.system.job_cgroup import find_job_cgroups
-from infiniswap.system.process import pidfd_ended, pidfd_open, start_time
+from infiniswap.system.process import named, pidfd_ended, pidfd_open, start_time
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,9 @@ CLEAN_TRIES = 60
 """Each takes up to 20 s, when processes wait in the kernel, and a pause of CLEAN_PAUSE_S."""
 
 CLEAN_PAUSE_S = 1.0
+
+LEFT_PAUSE_S = 15.0
+"""How often a cgroup is looked at whose last programs may not be ended."""
 
 STOP_PAUSE_S_MAX = 15.0
 """Longest pause between two tries to stop a device that no run uses."""
@@ -77,15 +80,29 @@ def _has_owner(name: str) -> bool:
         os.close(pidfd)
 
 
-def end_job(cgroup: MemoryCgroup) -> None:
+def end_job(cgroup: MemoryCgroup, uid: int | None = None) -> tuple[int, ...]:
     """SIGKILL to what is left in a job's cgroup, then removes that.
+
+    Args:
+        cgroup: of the job.
+        uid: the member whose job it is; None: root's.
+
+    Returns:
+        Programs that the member started and that have become another user's. The member may not
+        end them, so neither do we, and they keep the cgroup.
 
     Raises:
         DeadlineError: something does not die.
         ConflictError, NotPermittedError, SystemCallError: it cannot be removed.
     """
-    cgroup.kill()
-    cgroup.remove()
+    left: tuple[int, ...] = ()
+    if uid is None:
+        cgroup.kill()
+    else:
+        left = cgroup.kill_of(uid)
+    if not left:
+        cgroup.remove()
+    return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +110,7 @@ class _Run:
     pid: int
     pidfd: int
     cgroup_name: str
+    uid: int | None  # of a member; None: root's
 
     @property
     def name(self) -> str:
@@ -124,6 +142,7 @@ class Runs:
         self._directory = directory
         self._runs: dict[int, _Run] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
 
     def pids(self) -> list[int]:
         """Pids of the living runs, sorted."""
@@ -134,8 +153,12 @@ class Runs:
         """No run, and none being cleaned up after."""
         return not self._runs and not self._cleaning
 
-    def join(self, pid: int) -> None:
+    def join(self, pid: int, uid: int | None = None) -> None:
         """Begins to watch a run; nothing new when it is watched already.
+
+        Args:
+            pid: of the run.
+            uid: of the member whose run it is; None: root's.
 
         Raises:
             NotFoundError: no such process.
@@ -145,7 +168,7 @@ class Runs:
             return
         pidfd = pidfd_open(pid)
         try:
-            run = _Run(pid, pidfd, cgroup_name(pid))
+            run = _Run(pid, pidfd, cgroup_name(pid), uid)
         except NotFoundError:
             os.close(pidfd)
             raise
@@ -163,7 +186,12 @@ class Runs:
             return
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            (self._directory / run.name).touch(mode=0o600)
+            path = self._directory / run.name
+            if run.uid is None:
+                path.touch(mode=0o600)
+            else:
+                path.unlink(missing_ok=True)
+                path.symlink_to(str(run.uid))  # which is in the kernel's memory, as names are
         except OSError as error:
             log.error("a successor would not know of run %d: %s", run.pid, error.strerror)
 
@@ -187,13 +215,20 @@ class Runs:
             pidfd = pidfd_open(pid)
         except NotFoundError:
             pidfd = -1
-        run = _Run(pid, pidfd, run_cgroup_name(name))
+        run = _Run(pid, pidfd, run_cgroup_name(name), self._uid_of(name))
         if pidfd >= 0 and cgroup_name_or_none(pid) == run.cgroup_name:
             self._watch(run)
             return
         if pidfd >= 0:
             os.close(pidfd)
         self._clean_up(run)
+
+    def _uid_of(self, name: str) -> int | None:
+        assert self._directory is not None
+        try:
+            return int(os.readlink(self._directory / name))
+        except (OSError, ValueError):
+            return None
 
     def leave(self, pid: int) -> None:
         """A run has ended in order and left nothing behind."""
@@ -230,22 +265,39 @@ class Runs:
     async def _clean(self, run: _Run) -> None:
         log.warning("run %d has ended without cleaning up; it is done now", run.pid)
         loop = asyncio.get_running_loop()
+        told: tuple[int, ...] = ()
         for _ in range(CLEAN_TRIES):
             try:
-                await loop.run_in_executor(self._executor, self._end_job, run)
+                while left := await loop.run_in_executor(self._executor, self._end_job, run):
+                    if left != told:
+                        log.warning(
+                            "process %s has the rights of another user: it is left running, and "
+                            "keeps the cgroup of run %d",
+                            ", ".join(named(pid) for pid in left[:10]),
+                            run.pid,
+                        )
+                    told = left
+                    if await self._closes_within(LEFT_PAUSE_S):
+                        return
                 self._strike(run)
                 return
             except InfiniswapError as error:
                 log.error("the job of run %d cannot be ended yet: %s", run.pid, error)
             await asyncio.sleep(CLEAN_PAUSE_S)
 
-    def _end_job(self, run: _Run) -> None:
-        for cgroup in self._find():
-            if cgroup.name == run.cgroup_name:
-                end_job(cgroup)
+    async def _closes_within(self, time_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(time_s):
+                await self._closing.wait()
+        return self._closing.is_set()
+
+    def _end_job(self, run: _Run) -> tuple[int, ...]:
+        found = (cgroup for cgroup in self._find() if cgroup.name == run.cgroup_name)
+        return next((end_job(cgroup, run.uid) for cgroup in found), ())
 
     async def close(self) -> None:
-        """Stops watching; waits for clean-ups under way."""
+        """Stops watching; waits for clean-ups under way, but for no program of another user's."""
+        self._closing.set()
         for run in self._runs.values():
             self._forget(run)
         self._runs.clear()

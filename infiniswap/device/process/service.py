@@ -224,15 +224,15 @@ class DeviceService:
                 self.spec.name,
             )
 
-    def join(self, pid: int) -> None:
-        """A `run` uses the device from now on.
+    def join(self, pid: int, uid: int | None = None) -> None:
+        """A `run` uses the device from now on; of the member with this uid, or root's.
 
         Raises:
             ConflictError: it is being stopped.
             NotFoundError: there is no such run.
         """
         self._require_serving()
-        self.runs.join(pid)
+        self.runs.join(pid, uid)
 
     async def leave(self, pid: int) -> None:
         """A `run` has ended; the last one of an ephemeral device stops it.

@@ -13,6 +13,7 @@ from infiniswap.system import job_cgroup, systemd
 from infiniswap.units import MIB
 
 LIMIT_BYTES = 32 * MIB
+MEMBER = 65534
 JOB = "input(); memory = bytearray(100 << 20); print(len(memory))"
 
 
@@ -38,7 +39,13 @@ def main() -> None:
     seen["gone"] = not cgroup.path.exists() and not job_cgroup.find_job_cgroups()
     member = job_cgroup.create_job_cgroup(name, LIMIT_BYTES, member_pid=os.getpid())
     seen["member_top"] = str(member.path.parent)
+    sleepers = [subprocess.Popen(["sleep", "10000"], user=uid) for uid in (MEMBER, 0)]
+    for sleeper in sleepers:
+        member.add(sleeper.pid)
+    seen["others_left"] = runs.end_job(member, MEMBER) == (sleepers[1].pid,)
+    seen["own_killed"] = sleepers[0].wait() == -9 and sleepers[1].poll() is None
     runs.end_job(member)
+    sleepers[1].wait()
     seen["member_gone"] = not member.path.exists()
     print("SEEN " + json.dumps(seen), flush=True)
 

@@ -34,6 +34,8 @@ def check(seen: Any) -> None:
     assert seen["killed"]
     assert seen["oom_kills"] == 1
     assert seen["gone"]
+    assert seen["others_left"]
+    assert seen["own_killed"]
     assert seen["member_gone"]
 
 
