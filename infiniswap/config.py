@@ -46,6 +46,7 @@ from infiniswap.units import (
     MIB,
     PAGE_BYTES,
     SIZE_BYTES_MAX,
+    SOCKET_PATH_BYTES_MAX,
     HostPort,
     format_size,
 )
@@ -122,6 +123,8 @@ def _addresses(default_port: int, **marks: str) -> Any:
     return _key((), "addresses", marks, port=default_port)
 
 
+DEVICE_SOCKET: Final = "control.sock"
+"""Name of a device's control socket, below device.run_dir/NAME; no other socket's is longer."""
 LOCAL_DIR: Final = "local"
 """Directory of daemons' Unix sockets below daemon.run_dir. Where root prepares the run directory
 for a daemon that is another user's, this part of it is that user's."""
@@ -706,6 +709,8 @@ def check_together(config: Config) -> Iterator[ConfigError]:
                 f"({format_size(device.staging_bytes)})",
                 mend=f"Raise device.staging to {format_size(2 * value)} or more.",
             )
+    yield from _check_ports(config)
+    yield from _check_socket_paths(device.run_dir)
     for section, key in (("device", "backup_dir"), ("device", "run_dir"), ("daemon", "state_dir")):
         if getattr(getattr(config, section), key) is None:
             yield ConfigError(f"{section}.{key} is empty", mend="Give an absolute path.")
@@ -717,6 +722,38 @@ def check_together(config: Config) -> Iterator[ConfigError]:
     yield from _check_slo(config.slo)
     yield from _check_trust(config.cluster)
     yield from _check_mqtt(config)
+
+
+def _check_ports(config: Config) -> Iterator[ConfigError]:
+    """Two services of this host cannot have one port on one address."""
+    daemon, metrics = config.daemon, config.device.metrics_listen
+    if daemon.data_port and daemon.data_port == daemon.listen.port:
+        yield ConfigError(
+            f"daemon.data_port is {daemon.data_port}, which is the port of daemon.listen too",
+            mend=f"Give pages another port, for example {daemon.listen.port % 65_535 + 1}.",
+        )
+    if metrics is None or not (
+        metrics.host == daemon.listen.host or metrics.is_wildcard or daemon.listen.is_wildcard
+    ):
+        return
+    for key, port in (("listen", daemon.listen.port), ("data_port", daemon.data_port)):
+        if metrics.port and metrics.port == port:
+            yield ConfigError(
+                f"device.metrics_listen ({metrics}) has the port of daemon.{key}",
+                mend=f"Give it another port, for example {METRICS_PORT}.",
+            )
+
+
+def _check_socket_paths(run_dir: Path) -> Iterator[ConfigError]:
+    """Longer names of devices may still be too long: see device.spec.rundir."""
+    over = len(os.fsencode(f"{run_dir}/n/{DEVICE_SOCKET}")) - SOCKET_PATH_BYTES_MAX
+    if over > 0:
+        yield ConfigError(
+            f"device.run_dir is {over} bytes too long: with the name of a device and its socket, "
+            f"its path may have {SOCKET_PATH_BYTES_MAX} bytes",
+            where=str(run_dir),
+            mend="Name a directory with a shorter path, such as /run/infiniswap.",
+        )
 
 
 def _check_slo(slo: SloConfig) -> Iterator[ConfigError]:

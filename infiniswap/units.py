@@ -33,6 +33,12 @@ DATA_PORT = 9401
 METRICS_PORT = 9402
 INVITATION_PORT = 9403
 
+SOCKET_PATH_BYTES_MAX = 107
+"""Longest path of a Unix socket (sun_path, less its end)."""
+
+ANY_IPV6 = "::"
+"""To listen on it is to listen on every address of this host, those of IPv4 included."""
+
 _UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB, "p": PIB}
 _NUMBER = r"([0-9]{1,20})(?:\.([0-9]{1,9}))?"
 _SIZE = re.compile(_NUMBER + r"\s*([kmgtp]?)(ib?|b)?", re.ASCII | re.IGNORECASE)
@@ -166,10 +172,24 @@ class HostPort:
         """Whether only this machine can reach it. A name other than `localhost` counts as not."""
         return is_loopback(self.host)
 
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for every address of a host."""
+        return self.host == "" or is_wildcard(self.host)
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether `host` is 0.0.0.0 or `::`, in any spelling."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is `localhost` or a loopback address."""
-    if host.lower() == "localhost":
+    """Whether `host` is a loopback address, or a name that is only used for one."""
+    name = host.lower().rstrip(".")
+    if name in _LOOPBACK_NAMES or name.endswith(".localhost"):
         return True
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
@@ -177,6 +197,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+_LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
+"""Those of RFC 6761 and of distributions' /etc/hosts."""
+_FIGURES = re.compile(r"[0-9.]+", re.ASCII)
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?", re.ASCII)
 _ZONE = re.compile(r"[A-Za-z0-9_.:@-]{1,15}", re.ASCII)
 """Names of interfaces are shorter than IFNAMSIZ; the kernel allows more characters in them."""
@@ -193,19 +216,41 @@ def parse_host_port(text: str, default_port: int = CONTROL_PORT) -> HostPort:
     mend = f"Write HOST or HOST:PORT, for example 10.0.0.2:{example} or [::1]:{example}."
     host, port_text = _split_host_port(stripped, mend)
     if ":" in host:
-        try:
-            zone = ipaddress.IPv6Address(host).scope_id
-        except ValueError:
-            raise UsageError(f"{text!r} is not an address", mend=mend) from None
-        if zone is not None and not _ZONE.fullmatch(zone):
-            raise UsageError(f"{text!r} is not an address: {zone!r} names no interface", mend=mend)
+        _check_ipv6(text, host, mend)
     elif not _HOST_NAME.fullmatch(host):
         raise UsageError(f"{text!r} is not an address", mend=mend)
+    elif _FIGURES.fullmatch(host):
+        _check_ipv4(text, host, mend)
     if port_text is None:
         return HostPort(host, default_port)
     if not re.fullmatch(r"[0-9]{1,5}", port_text, re.ASCII) or int(port_text) > 65_535:
         raise UsageError(f"{text!r}: {port_text!r} is not a port (0 to 65535)", mend=mend)
     return HostPort(host, int(port_text))
+
+
+def _check_ipv6(text: str, host: str, mend: str) -> None:
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        raise UsageError(f"{text!r} is not an address", mend=mend) from None
+    zone = address.scope_id
+    if zone is not None and not _ZONE.fullmatch(zone):
+        raise UsageError(f"{text!r} is not an address: {zone!r} names no interface", mend=mend)
+    if zone is None and address.is_link_local:
+        raise UsageError(
+            f"{text!r} is a link-local address, which each interface has a network of its own for",
+            mend=f"Name this host's interface too, for example [{host}%eth0].",
+        )
+
+
+def _check_ipv4(text: str, host: str, mend: str) -> None:
+    """Only figures and points: no name, and shorter forms, which resolvers accept, are mistakes."""
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is not an address: IPv4 has four numbers of 0 to 255", mend=mend
+        ) from None
 
 
 def _split_host_port(text: str, mend: str) -> tuple[str, str | None]:

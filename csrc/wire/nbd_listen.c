@@ -106,6 +106,17 @@ err_fd:
 	return err;
 }
 
+/*
+ * The wildcard of IPv6 stands for IPv4 too, whatever net.ipv6.bindv6only says
+ * (infiniswap/control/listening.py opens the control port by the same rule).
+ */
+static bool takes_ipv6_only(const struct addrinfo *address)
+{
+	const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address->ai_addr;
+
+	return !IN6_IS_ADDR_UNSPECIFIED(&in6->sin6_addr);
+}
+
 /* Returns a descriptor or -errno. */
 static int bind_to(const struct addrinfo *address)
 {
@@ -116,6 +127,11 @@ static int bind_to(const struct addrinfo *address)
 	if (fd < 0)
 		return -errno;
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	if (address->ai_family == AF_INET6) {
+		const int only = takes_ipv6_only(address);
+
+		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &only, sizeof(only));
+	}
 	if (bind(fd, address->ai_addr, address->ai_addrlen) == 0 && listen(fd, LISTEN_BACKLOG) == 0)
 		return fd;
 	err = -errno;

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import ipaddress
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from infiniswap import config as configuration
 from infiniswap.cli.common import certificates
 from infiniswap.cli.common.parser import add_shared
+from infiniswap.control.listening import check_reach
 from infiniswap.control.roles import Role
 from infiniswap.errors import ConflictError, DeadlineError, UsageError
 from infiniswap.units import INVITATION_PORT, HostPort, parse_host_port
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from infiniswap.invitation.offer import Signing, Terms
     from infiniswap.invitation.port import Guest
 
-_WILDCARDS: Final = ("0.0.0.0", "::")
 _NOWHERE: Final = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
 """Addresses for documents (RFC 5737, RFC 3849), to ask which address leads out. Nothing is sent."""
 
@@ -84,7 +85,7 @@ def _listen(text: str | None) -> HostPort:
     if text is None:
         return HostPort("", INVITATION_PORT)
     found = parse_host_port(text, INVITATION_PORT)
-    return HostPort("", found.port) if found.host in _WILDCARDS else found
+    return HostPort("", found.port) if found.is_wildcard else found
 
 
 def _addresses(listen: HostPort) -> list[str]:
@@ -92,6 +93,7 @@ def _addresses(listen: HostPort) -> list[str]:
     from infiniswap.cli.init import own_addresses
 
     if listen.host:
+        check_reach(listen, "--listen")
         return [listen.host]
     found = sorted(own_addresses(), key=lambda text: (ipaddress.ip_address(text).version, text))
     leading = [text for text in map(_leading_out, _NOWHERE) if text in found]
@@ -203,6 +205,7 @@ def _own_daemon(
     if config.cluster.trust_file is None:
         return [], None
     listen = config.daemon.listen
+    check_reach(listen)
     asked = [HostPort(address, listen.port) for address in addresses]
     if is_reachable(listen):
         asked = [listen]
@@ -210,7 +213,7 @@ def _own_daemon(
     answers = {row.address: row.status for row in rows if row.status is not None}
     if answers:
         return list(answers), next(iter(answers.values())).slab_bytes
-    if is_reachable(listen) or listen.host in _WILDCARDS:
+    if is_reachable(listen) or listen.is_wildcard:
         print(
             f"infiniswap: note: the daemon of this host does not answer at {asked[0]}: start it "
             "with `infiniswap daemon`, so that the new host finds memory here",
@@ -229,8 +232,9 @@ def _wait(terms: Terms, path: Path, listen: HostPort, addresses: list[str]) -> i
     password = os.urandom(token.PASSWORD_BYTES)
     tls = new_tls()
     inviter = terms.offer.inviter
-    with port.listen(listen) as listener:
-        number = listener.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(each) for each in port.listen(listen)]
+        number = listeners[0].getsockname()[1]
         places = tuple(HostPort(host, number) for host in addresses[: token.ADDRESSES_MAX])
         invitation = Invitation(password, port.boot_clock())
         serving = port.InvitingPort(
@@ -240,7 +244,7 @@ def _wait(terms: Terms, path: Path, listen: HostPort, addresses: list[str]) -> i
 
         async def wait() -> Guest:  # printed within the loop, which handles Ctrl-C by then
             _say(terms, told, places)
-            return await serving.serve(listener)
+            return await serving.serve(listeners)
 
         try:
             guest = asyncio.run(wait())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from infiniswap import config as configuration
+from infiniswap.control.listening import check_reach
 from infiniswap.control.text import printable
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError
 from infiniswap.units import CONTROL_PORT, HostPort, parse_host_port
@@ -107,7 +108,9 @@ def run(args: argparse.Namespace) -> int:
     if args.listen is not None:
         if not args.lend:
             raise UsageError("--listen needs --lend")
-        if parse_host_port(args.listen).is_loopback:
+        listen = parse_host_port(args.listen)
+        check_reach(listen, "--listen")
+        if listen.is_loopback:
             raise UsageError(
                 "other hosts cannot reach this address",
                 where=f"--listen {args.listen}",
@@ -211,8 +214,7 @@ def _lends(listen: HostPort, connection: GuestConnection) -> str:
     """The address for others; empty: the daemon serves this host alone."""
     if listen.is_loopback:
         return ""
-    is_wildcard = listen.host in ("0.0.0.0", "::")
-    return str(HostPort(connection.own, listen.port) if is_wildcard else listen)
+    return str(HostPort(connection.own, listen.port) if listen.is_wildcard else listen)
 
 
 def _show(wanted: Joining, host: _Host) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -58,11 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 def reachable(listen: HostPort) -> HostPort:
     """Where this host reaches a daemon of its own that listens there."""
-    try:
-        if ipaddress.ip_address(listen.host).is_unspecified:
-            return replace(listen, host="::1" if ":" in listen.host else "127.0.0.1")
-    except ValueError:
-        pass  # a name
+    if listen.is_wildcard:
+        return replace(listen, host="::1" if ":" in listen.host else "127.0.0.1")
     return listen
 
 

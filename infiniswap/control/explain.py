@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import re
 import socket
 from collections.abc import AsyncIterator
 from typing import Final
@@ -43,6 +44,8 @@ _ALERTS: Final = {
     "DECRYPT_ERROR": ("its signature is wrong", _ANOTHER),
 }
 """TLS alerts about the certificate of the other end, RFC 8446, 6.2: the reason and the remedy."""
+_LOOPBACK: Final = re.compile(r"Connect call failed \('(127\.|::1')")
+"""In asyncio's words, which name the address that was tried."""
 _ONE_MODE: Final = (
     "Use one of the two on every host: ca_file, certificate_file and key_file under [cluster], or "
     "secret_file."
@@ -163,7 +166,15 @@ def cannot_connect(address: HostPort, error: OSError) -> NoDonorError:
             where=where,
             mend="Check the spelling, or give the address in numbers.",
         )
-    if error.errno == errno.ECONNREFUSED:
+    refused = error.errno == errno.ECONNREFUSED
+    if refused and _LOOPBACK.search(str(error)) and not address.is_loopback:
+        return NoDonorError(
+            f"connection refused: on this host the name {address.host} stands for a loopback "
+            "address, where no daemon listens",
+            where=where,
+            mend="Name the donor by its address in figures, or correct /etc/hosts.",
+        )
+    if refused:
         return NoDonorError(
             "connection refused: nothing listens there",
             where=where,

@@ -20,7 +20,7 @@ from typing import Final
 from infiniswap.control import tls
 from infiniswap.control.handshake_rate import HandshakeRates
 from infiniswap.control.mutual import MutualContext
-from infiniswap.control.peer import peer_of
+from infiniswap.control.peer import peer_of, unmapped
 from infiniswap.control.tls import ServerTls
 
 REFUSAL: Final = (
@@ -159,7 +159,7 @@ def _host_of(transport: asyncio.BaseTransport) -> str:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return f"user {struct.unpack('3i', credentials)[1]}"
     peer = transport.get_extra_info("peername")
-    return str(peer[0]) if peer else ""
+    return unmapped(peer[0]) if peer else ""
 
 
 class _Counted(asyncio.BufferedProtocol):

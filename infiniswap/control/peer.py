@@ -51,3 +51,9 @@ def _parse(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
+
+
+def unmapped(host: str) -> str:
+    """An address as people write it: IPv4 in IPv6 is IPv4. Other text stays as it is."""
+    parsed = _parse(host)
+    return str(parsed) if isinstance(parsed, ipaddress.IPv4Address) else host

@@ -20,6 +20,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.gate import Gate
 from infiniswap.control.handshake_rate import OF_STRANGERS, PER_HOST, HandshakeRates
 from infiniswap.control.http import HttpProcessingError, web
+from infiniswap.control.listening import not_resolved, open_sockets
 from infiniswap.control.rate import Rate
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import ConflictError, SystemCallError, from_oserror
@@ -111,7 +112,9 @@ class HttpPort:
             certificate,
         )
         self._runner: web.AppRunner | None = None
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
+        self.sockets: tuple[socket.socket, ...] = ()
+        """Those that it listens on over TCP; infiniswap.control.listening.bound_to names them."""
 
     @property
     def router(self) -> web.UrlDispatcher:
@@ -131,10 +134,11 @@ class HttpPort:
 
         Raises:
             ConflictError: the port is in use.
+            ConfigError: its name cannot be resolved.
             SystemCallError: the address cannot be listened on.
         """
-        server = await self._start(lambda: self._listen(address, mend))
-        return int(server.sockets[0].getsockname()[1])
+        self._servers = await self._start(lambda: self._listen(address, mend))
+        return int(self.sockets[0].getsockname()[1])
 
     async def start_local(self, path: Path) -> None:
         """Listens and serves on a Unix socket that every user of this host may connect to. One that
@@ -144,17 +148,18 @@ class HttpPort:
             NotPermittedError, SystemCallError: it cannot be made.
         """
 
-        async def listen() -> asyncio.Server:
-            return await asyncio.get_running_loop().create_unix_server(
-                self._gate, sock=_bound(path)
-            )
+        async def listen() -> list[asyncio.Server]:
+            loop = asyncio.get_running_loop()
+            return [await loop.create_unix_server(self._gate, sock=_bound(path))]
 
         try:
-            await self._start(listen)
+            self._servers = await self._start(listen)
         except OSError as error:
             raise from_oserror("cannot make the socket", error, where=str(path)) from error
 
-    async def _start(self, listen: Callable[[], Awaitable[asyncio.Server]]) -> asyncio.Server:
+    async def _start(
+        self, listen: Callable[[], Awaitable[list[asyncio.Server]]]
+    ) -> list[asyncio.Server]:
         self._runner = web.AppRunner(
             self._app,
             access_log=None,
@@ -167,18 +172,16 @@ class HttpPort:
         await self._runner.setup()
         _refuse_expectations(self._runner)
         try:
-            server = await listen()
+            return await listen()
         except BaseException:
             await self._runner.cleanup()
             raise
-        self._server = server
-        return server
 
     async def stop(self) -> None:
         """Ends in bounded time, with the requests that are under way. Idempotent."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        for server in self._servers:
+            server.close()
+        self._servers, self.sockets = [], ()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -188,16 +191,13 @@ class HttpPort:
         logger.addHandler(_HttpLog(self._counters))
         return logger
 
-    async def _listen(self, address: HostPort, mend: str) -> asyncio.Server:
+    async def _listen(self, address: HostPort, mend: str) -> list[asyncio.Server]:
         loop = asyncio.get_running_loop()
         try:
-            return await loop.create_server(self._gate, address.host, address.port)
-        except socket.gaierror as error:
-            raise SystemCallError(
-                f"the address cannot be resolved ({error.strerror})",
-                where=f"listen {address}",
-                mend="Give an address of this host.",
-            ) from error
+            self.sockets = tuple(await asyncio.to_thread(open_sockets, address))
+            return [await loop.create_server(self._gate, sock=sock) for sock in self.sockets]
+        except (socket.gaierror, UnicodeError) as error:
+            raise not_resolved(f"listen {address}", error) from error
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise ConflictError(

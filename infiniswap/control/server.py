@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -36,7 +37,7 @@ from infiniswap.control.handshake import Handshakes, PeerLog, known
 from infiniswap.control.http import web
 from infiniswap.control.openapi import document
 from infiniswap.control.page_routes import add_page, new_link
-from infiniswap.control.peer import host_of, peer_of
+from infiniswap.control.peer import host_of, peer_of, unmapped
 from infiniswap.control.port import HttpPort, PortLimits, error_answer, json_answer
 from infiniswap.control.roles import Role
 from infiniswap.control.scrape import READERS, UNAUTHORIZED, answer, may_scrape
@@ -146,6 +147,11 @@ class ControlServer:
             "Another daemon may be running; see `infiniswap status`, or give another port with "
             "--listen.",
         )
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """Those that it listens on."""
+        return self._port.sockets
 
     async def stop(self, reason: str = m.GOODBYE_SHUTDOWN, detail: str = "") -> None:
         """Says goodbye to every session and stops serving, in bounded time. Idempotent."""
@@ -346,4 +352,4 @@ class ControlServer:
 
 def _peer_name(request: web.Request) -> str:
     peer = request.transport.get_extra_info("peername") if request.transport else None
-    return str(HostPort(peer[0], peer[1])) if peer else "unknown"
+    return str(HostPort(unmapped(peer[0]), peer[1])) if peer else "unknown"

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
 import random
 from typing import Final
 
@@ -66,10 +64,7 @@ def addresses(config: Config, port: int, local: str) -> tuple[HostPort, ...]:
     if config.mqtt.advertise:
         return config.mqtt.advertise
     host = config.daemon.listen.host
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_unspecified:
-            host = local
-    return (HostPort(host, port),)
+    return (HostPort(local if config.daemon.listen.is_wildcard else host, port),)
 
 
 def _announcement(

@@ -18,8 +18,9 @@ import asyncio
 import contextlib
 import errno
 import logging
+import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.handshake_rate import PER_HOST
 from infiniswap.control.key_ring import KeyRing
+from infiniswap.control.listening import bound_to, check_reach
 from infiniswap.control.local import LocalPort, local_path
 from infiniswap.control.own_certificate import DONOR, certificate_path, own_certificate
 from infiniswap.control.rate import Rate
@@ -152,6 +154,7 @@ async def serve(
         EngineError, SystemCallError: the store or a port cannot be set up.
     """
     check_listen_secret(config.daemon.listen, config.cluster.trust_file)
+    await asyncio.to_thread(check_reach, config.daemon.listen)
     credentials = await asyncio.to_thread(donor_credentials, config)
     if credentials is None:
         first = await asyncio.to_thread(donor_keys, config)
@@ -225,7 +228,7 @@ async def _start(
     stack.push_async_callback(_say_goodbye, server, service, home, control.stop_s)
     stack.push_async_callback(page.stop)
     await _serve_local(stack, config, service, server)
-    _log_start(config, service, limits)
+    _log_start(config, service, limits, server.sockets)
     if note := pool_note(limits, figures):
         log.warning("%s", note)
     keep_awake = KeepAwake(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
@@ -476,16 +479,20 @@ def _listen_data(store: Store, host: str, port: int) -> int:
         ) from error
 
 
-def _log_start(config: Config, service: DonorService, limits: HeadroomConfig) -> None:
-    host = config.daemon.listen.host
+def _log_start(
+    config: Config,
+    service: DonorService,
+    limits: HeadroomConfig,
+    sockets: Sequence[socket.socket],
+) -> None:
     log.info(
         "infiniswap %s lends up to %s in slabs of %s (headroom %s): control %s, pages %s",
         __version__,
         format_size_short(limits.slabs_max * limits.slab_bytes),
         format_size(limits.slab_bytes),
         format_size_short(limits.headroom_bytes),
-        HostPort(host, service.control_port),
-        HostPort(host, service.data_port),
+        bound_to(sockets),
+        bound_to(sockets, service.data_port),  # on the same addresses
     )
     if not config.daemon.listen.is_loopback:
         log.warning(

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
+from infiniswap.control.peer import unmapped
 from infiniswap.control.tls import client_context, peer_digest
 from infiniswap.errors import (
     DonorRefusedError,
@@ -23,7 +24,7 @@ from infiniswap.errors import (
 from infiniswap.invitation import messages as m
 from infiniswap.invitation.frames import close, receive, send
 from infiniswap.invitation.once import Verdict
-from infiniswap.invitation.port import REFUSED, plain
+from infiniswap.invitation.port import REFUSED
 from infiniswap.invitation.token import Token
 from infiniswap.units import HostPort
 
@@ -118,7 +119,7 @@ async def _connect(address: HostPort, digest: bytes) -> GuestConnection:
             "pretends to be the inviting one. Use the token of the invitation that is open now. If "
             "this comes again, do not join over this network.",
         )
-    return GuestConnection(reader, writer, address, plain(writer.get_extra_info("sockname")[0]))
+    return GuestConnection(reader, writer, address, unmapped(writer.get_extra_info("sockname")[0]))
 
 
 async def present(connection: GuestConnection, request: m.InvitationRequest) -> m.Offer:

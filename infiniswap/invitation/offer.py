@@ -17,7 +17,7 @@ from infiniswap.control.roles import Role
 from infiniswap.errors import ConfigError, DonorRefusedError, UsageError
 from infiniswap.invitation.messages import Broker, InvitationRequest, Offer
 from infiniswap.secret import read_password, read_public, secret_text
-from infiniswap.units import HostPort, is_loopback, parse_host_port
+from infiniswap.units import HostPort, parse_host_port
 
 if TYPE_CHECKING:
     from infiniswap.donor.authority import Pair, Period
@@ -232,4 +232,4 @@ def _broker(config: Config, notes: list[str]) -> Broker:
 
 def is_reachable(address: HostPort) -> bool:
     """Whether other hosts may reach it: no loopback address and no wildcard."""
-    return not is_loopback(address.host) and address.host not in ("0.0.0.0", "::", "")
+    return not address.is_loopback and not address.is_wildcard

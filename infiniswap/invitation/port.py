@@ -11,15 +11,15 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
-import ipaddress
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from infiniswap.control.peer import peer_of
+from infiniswap.control.listening import open_sockets
+from infiniswap.control.peer import peer_of, unmapped
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import (
     ConflictError,
@@ -32,7 +32,7 @@ from infiniswap.errors import (
 from infiniswap.invitation import messages as m
 from infiniswap.invitation.frames import close, receive, send
 from infiniswap.invitation.once import Invitation, Verdict
-from infiniswap.units import HostPort
+from infiniswap.units import ANY_IPV6, HostPort
 
 _LOOK_S: Final = 1.0
 """How often a waiting invitation compares the clock: a host may have slept meanwhile."""
@@ -80,8 +80,8 @@ def boot_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def listen(address: HostPort) -> socket.socket:
-    """A listening socket; an empty host is every address of this host.
+def listen(address: HostPort) -> list[socket.socket]:
+    """Listening sockets; an empty host is every address of this host.
 
     Raises:
         ConflictError: the port is in use.
@@ -90,17 +90,14 @@ def listen(address: HostPort) -> socket.socket:
     """
     where = f"--listen {address}" if address.host else f"TCP port {address.port}"
     try:
-        if not address.host:
-            is_dual = socket.has_dualstack_ipv6()
-            return socket.create_server(
-                ("", address.port),
-                family=socket.AF_INET6 if is_dual else socket.AF_INET,
-                dualstack_ipv6=is_dual,
-            )
-        family, _, _, _, found = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        return socket.create_server(found[:2], family=family)
+        if address.host:
+            return open_sockets(address)
+        try:
+            return open_sockets(HostPort(ANY_IPV6, address.port))
+        except OSError as error:  # IPv6 may be switched off, in one of many ways
+            if error.errno == errno.EADDRINUSE:
+                raise
+            return open_sockets(HostPort("0.0.0.0", address.port))
     except (socket.gaierror, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
@@ -148,21 +145,25 @@ class InvitingPort:
         self._open: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def serve(self, listener: socket.socket) -> Guest:
-        """Waits for the guest, and closes the listener.
+    async def serve(self, listeners: Sequence[socket.socket]) -> Guest:
+        """Waits for the guest, and closes the listeners.
 
         Raises:
             DeadlineError: nobody came in time.
             DonorRefusedError: too many wrong passwords came.
         """
-        listener.setblocking(False)
         guest: asyncio.Future[Guest] = asyncio.get_running_loop().create_future()
-        accepting = asyncio.create_task(self._accept(listener, guest), name="invitation: accept")
-        with listener:
+        accepting = [
+            asyncio.create_task(self._accept(listener, guest), name="invitation: accept")
+            for listener in listeners
+        ]
+        with contextlib.ExitStack() as stack:
+            for listener in listeners:
+                stack.enter_context(listener)
             try:
                 return await self._wait(guest)
             finally:
-                running = {accepting, *self._tasks}
+                running = {*accepting, *self._tasks}
                 for task in running:
                     task.cancel()
                 await asyncio.wait(running)
@@ -189,13 +190,14 @@ class InvitingPort:
 
     async def _accept(self, listener: socket.socket, guest: asyncio.Future[Guest]) -> None:
         loop = asyncio.get_running_loop()
+        listener.setblocking(False)
         while True:
             try:
                 sock, where = await loop.sock_accept(listener)
             except OSError:  # of that connection, or too many files are open
                 await asyncio.sleep(0.1)
                 continue
-            address = plain(where[0])
+            address = unmapped(where[0])
             host = peer_of(address)
             if (
                 self._open.total() >= self._limits.connections_max
@@ -225,7 +227,7 @@ class InvitingPort:
         self, sock: socket.socket, address: str, guest: asyncio.Future[Guest]
     ) -> None:
         loop = asyncio.get_running_loop()
-        own = plain(sock.getsockname()[0])
+        own = unmapped(sock.getsockname()[0])
         async with asyncio.timeout(self._limits.request_s):
             reader = asyncio.StreamReader(limit=m.REQUEST_BYTES_MAX)
             protocol = asyncio.StreamReaderProtocol(reader)
@@ -298,10 +300,3 @@ class InvitingPort:
             async with asyncio.timeout(self._limits.request_s):
                 await send(writer, m.Noted(note))
         return dataclasses.replace(about, note=note)
-
-
-def plain(host: str) -> str:
-    """An address as people write it: IPv4 in IPv6 is IPv4."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return host if mapped is None else str(mapped)

@@ -84,9 +84,9 @@ async def world(limits: port.InvitationLimits | None = None) -> AsyncIterator[Wo
     w.may_answer.set()
     w.invitation = Invitation(PASSWORD, w.now_s)
     serving = port.InvitingPort(w.invitation, w.tls, w.offer, w.take_up, limits, lambda: w.now_s)
-    listener = port.listen(HostPort(HOST, 0))
+    (listener,) = port.listen(HostPort(HOST, 0))
     w.token = Token((HostPort(HOST, listener.getsockname()[1]),), w.tls.digest, PASSWORD)
-    w.served = asyncio.create_task(serving.serve(listener))
+    w.served = asyncio.create_task(serving.serve([listener]))
     try:
         async with asyncio.timeout(WAIT_S):
             yield w

@@ -61,7 +61,11 @@ names = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=
 
 @given(
     name=names,
-    hosts=st.lists(st.ip_addresses().map(str), min_size=1, max_size=ADDRESSES_MAX),
+    hosts=st.lists(
+        st.ip_addresses().filter(lambda each: not each.is_link_local).map(str),
+        min_size=1,
+        max_size=ADDRESSES_MAX,
+    ),
     slab_bytes=st.integers(0, (1 << 53) - 1),
     protocols=st.lists(st.integers(0, 1 << 30), max_size=16),
     every_s=st.floats(1.0, 3600.0),

@@ -14,6 +14,7 @@ from infiniswap import config as configuration
 from infiniswap.cli import init
 from infiniswap.cli.common import declared_devices
 from infiniswap.cli.main import main
+from infiniswap.device.spec.rundir import paths_of
 from infiniswap.errors import ConfigError, ConflictError, UsageError
 from infiniswap.system import service_units
 from infiniswap.system.memory import host_memory
@@ -120,6 +121,53 @@ secret_file = "{secret}"
     assert "device.backup_dir (/proc/none) cannot hold backups" in said
     text = '[daemon]\nlisten = "10.0.0.2"\n' + GOOD.format(tmp_path).replace("[daemon]\n", "")
     assert "needs a cluster secret" in check(text)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said_of_it"),
+    [
+        ('[daemon]\nlisten = "10.0.0.2:9401"\n', "daemon.data_port is 9401, which is the port of"),
+        (
+            '[daemon]\nlisten = "[::]:9402"\n[device]\nmetrics_listen = "10.0.0.2"\n',
+            "device.metrics_listen (10.0.0.2:9402) has the port of daemon.listen",
+        ),
+        ('[daemon]\nlisten = "10.91.7.300"\n', "daemon.listen: '10.91.7.300' is not an address"),
+        ('[cluster]\npeers = ["fe80::1"]\n', "cluster.peers: 'fe80::1' is a link-local address"),
+        (f'[device]\nrun_dir = "/{"r" * 125}"\n', "device.run_dir is 34 bytes too long"),
+    ],
+)
+def test_addresses_that_cannot_work_are_mistakes(check: Check, text: str, said_of_it: str) -> None:
+    code, said = check(text)
+    assert code == ConfigError.exit_code
+    assert said_of_it in said
+    assert "FILE: one mistake" in said
+
+
+def test_the_longest_run_directory_that_works_is_accepted() -> None:
+    path = Path("/" + "r" * 91)
+    configuration.load(Path("/dev/null"), {"device.run_dir": path}, {})
+    paths_of("n", path, Path("/b"))
+    with pytest.raises(ConfigError, match="1 bytes too long"):
+        configuration.load(Path("/dev/null"), {"device.run_dir": path.with_name("r" * 92)}, {})
+    with pytest.raises(UsageError, match="longer than 107 bytes"):
+        paths_of("n", path.with_name("r" * 92), Path("/b"))
+
+
+@pytest.mark.requires_root
+def test_an_address_of_another_host_is_a_mistake(tmp_path: Path, check: Check) -> None:
+    text = '[daemon]\nlisten = "192.0.2.7"\n' + GOOD.format(tmp_path).replace("[daemon]\n", "")
+    code, said = check(text)
+    assert code == ConfigError.exit_code
+    assert "daemon.listen = 192.0.2.7:9400: no interface of this host has it. Give an" in said
+
+
+@pytest.mark.requires_root
+def test_slabs_of_daemon_and_devices_must_not_differ(tmp_path: Path, check: Check) -> None:
+    text = '[daemon]\nslab = "64M"\n' + GOOD.format(tmp_path).replace("[daemon]\n", "")
+    code, said = check(text)
+    assert code == ConfigError.exit_code
+    assert "daemon.slab (64M) and device.slab (1G) differ" in said
+    assert check(text.replace("[device]", '[device]\nslab = "64M"'))[0] == 0
 
 
 @pytest.mark.requires_root

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from fractions import Fraction
+from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 from hypothesis import given
@@ -158,8 +159,11 @@ def test_short_sizes_have_about_three_digits(size_bytes: int, text: str) -> None
         ("donor1:9500", HostPort("donor1", 9500)),
         ("10.0.0.2:1", HostPort("10.0.0.2", 1)),
         ("[::1]:9400", HostPort("::1", 9400)),
-        ("[fe80::1]", HostPort("fe80::1", CONTROL_PORT)),
-        ("fe80::1", HostPort("fe80::1", CONTROL_PORT)),
+        ("[fd00::1]", HostPort("fd00::1", CONTROL_PORT)),
+        ("fd00::1", HostPort("fd00::1", CONTROL_PORT)),
+        ("[fe80::1%eth0]:9400", HostPort("fe80::1%eth0", CONTROL_PORT)),
+        ("10.91.7.30", HostPort("10.91.7.30", CONTROL_PORT)),
+        ("node.7", HostPort("node.7", CONTROL_PORT)),
         (" a.b-c.d ", HostPort("a.b-c.d", CONTROL_PORT)),
         ("localhost:0", HostPort("localhost", 0)),
     ],
@@ -179,9 +183,30 @@ def test_what_is_not_an_address_is_refused(text: str) -> None:
         parse_host_port(text)
 
 
+@pytest.mark.parametrize("text", ["10.91.7.300", "10.91.7", "10.91.7.30.", "7", "1.2.3.4.5:9400"])
+def test_figures_are_an_ipv4_address_or_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="IPv4 has four numbers of 0 to 255"):
+        parse_host_port(text)
+
+
+@pytest.mark.parametrize("text", ["fe80::1", "[fe80::1]", "[fe80::1]:9400", "[febf::1]:9400"])
+def test_link_local_needs_an_interface(text: str) -> None:
+    with pytest.raises(UsageError, match="link-local") as raised:
+        parse_host_port(text)
+    assert "%eth0]" in raised.value.mend
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0::0", ""])
+def test_wildcards_in_any_spelling(host: str) -> None:
+    assert HostPort(host, 1).is_wildcard
+    assert not HostPort("10.0.0.1", 1).is_wildcard
+    assert not HostPort("node1", 1).is_wildcard
+
+
 @given(st.ip_addresses(), st.integers(0, 65_535))
-def test_an_address_survives_text(address: object, port: int) -> None:
-    value = HostPort(str(address), port)
+def test_an_address_survives_text(address: IPv4Address | IPv6Address, port: int) -> None:
+    zone = "%eth0" if address.version == 6 and address.is_link_local else ""
+    value = HostPort(f"{address}{zone}", port)
     assert parse_host_port(str(value), default_port=7) == value
 
 
@@ -200,11 +225,17 @@ def test_lists_drop_duplicates_and_keep_order() -> None:
     assert parse_host_ports("") == ()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST"])
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST", "localhost.", "ip6-localhost",
+     "a.localhost", "localhost.localdomain"],
+)  # fmt: skip
 def test_loopback(host: str) -> None:
     assert is_loopback(host)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "h"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "h", "mylocalhost"]
+)
 def test_not_loopback(host: str) -> None:
     assert not is_loopback(host)

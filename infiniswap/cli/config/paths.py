@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from infiniswap.cli.config import addresses
 from infiniswap.config import Config, DeviceConfig
 from infiniswap.control.access import check_credentials
 from infiniswap.control.own_certificate import DEVICE, kept_certificate, key_path
@@ -68,6 +69,7 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
         )
     )
     yield from _guard(lambda: _metrics_certificate(config))
+    yield from addresses.problems(config)
     yield from _pool(config)
     for key, directory in (
         ("daemon.run_dir", config.daemon.run_dir),

@@ -125,6 +125,7 @@ def examine(config: configuration.Config) -> Iterator[Finding]:
         ("rdma", lambda: rdma.rdma(config)),
         ("backup", lambda: devices.backup(config)),
         ("secret", lambda: donors.secret(config)),
+        ("listen", lambda: donors.listening(config)),
         ("donors", lambda: donors.donors(config)),
         ("device-unit", devices.unit),
         ("devices", lambda: devices.devices(config)),

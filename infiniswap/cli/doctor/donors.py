@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+from infiniswap.cli.config import addresses
 from infiniswap.cli.doctor import broker
 from infiniswap.cli.doctor.finding import Finding, degraded, good
 from infiniswap.config import Config
@@ -30,6 +31,18 @@ def secret(config: Config) -> Iterator[Finding]:
         yield good("secret", f"{config.cluster.secret_file}: a session key, which drains no donor")
     else:
         yield good("secret", f"{config.cluster.secret_file}: 256 bits, for root alone")
+
+
+def listening(config: Config) -> Iterator[Finding]:
+    """Whether the addresses in the configuration are this host's, and others reach them."""
+    wrong = list(addresses.problems(config))
+    for error in wrong:
+        what = f"{error.where}: {error.what}" if error.where else error.what
+        yield degraded("listen", what, error.mend)
+    if not wrong:
+        listen = config.daemon.listen
+        whom = "this host alone" if listen.is_loopback else "other hosts"
+        yield good("listen", f"{listen} (daemon.listen), for {whom}")
 
 
 def _certificate(files: CertificateFiles, cluster: str) -> Iterator[Finding]:

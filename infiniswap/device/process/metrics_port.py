@@ -7,6 +7,7 @@ A failure of the port later does not harm the device.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from infiniswap.control.admission import Admission
 from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.handshake import PeerLog
 from infiniswap.control.http import web
+from infiniswap.control.listening import check_reach
 from infiniswap.control.port import HttpPort, PortLimits, error_answer
 from infiniswap.control.scrape import READERS, UNAUTHORIZED, answer, may_scrape
 from infiniswap.control.tls import ServerTls
@@ -52,6 +54,7 @@ async def metrics_port(service: DeviceService) -> AsyncIterator[str]:
     if listen is None or not spec.has_metrics_port:
         yield ""
         return
+    await asyncio.to_thread(check_reach, listen, "device.metrics_listen")
     access = await service.metrics_access()
 
     async def get(request: web.Request) -> web.StreamResponse:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap import rights
+from infiniswap.config import DEVICE_SOCKET
 from infiniswap.device.spec.spec import DeviceSpec, check_name, decode_spec, encode_spec, is_name
 from infiniswap.errors import (
     ConflictError,
@@ -25,13 +26,11 @@ from infiniswap.errors import (
     from_oserror,
 )
 from infiniswap.system.files import is_held, log_tail, try_lock
+from infiniswap.units import SOCKET_PATH_BYTES_MAX
 
 DEFAULT_RUN_DIR = Path("/run/infiniswap")
 LINK_DIR = Path("/dev/infiniswap")
 """Where each device has a link to its block device."""
-
-SOCKET_PATH_BYTES_MAX = 107
-"""The kernel's limit."""
 
 
 class _Path:
@@ -58,7 +57,7 @@ class DevicePaths:
     """Held by the device process as long as it lives."""
     record = _Path("run", "device.json")
     """The spec of the running device."""
-    socket = _Path("run", "control.sock")
+    socket = _Path("run", DEVICE_SOCKET)
     """Unix socket of the device's own control API."""
     member_socket = _Path("run", "members.sock")
     """Unix socket for members of the group."""
