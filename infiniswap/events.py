@@ -223,6 +223,14 @@ SLAB_KEPT: Final = Event(
     "A donor could not take a slab back from its consumer although its host needs memory.",
     "The line says why. The donor retries; `infiniswap status` shows who has the slabs.",
 )
+LAST_COPY_TAKEN: Final = Event(
+    "last-copy-taken",
+    "A donor took a slab back although its device had said that it holds the only copy: by "
+    "`infiniswap donor drain --force`, or because its host stayed short of memory and nothing "
+    "else was lent. The device raises an alarm, and reading these pages is an error.",
+    "Give devices a backup. If it happens without a drain, lend less there: raise "
+    "`daemon.headroom` or lower `daemon.pool`.",
+)
 SLAB_FORCED: Final = Event(
     "slab-forced",
     "A consumer did not give a slab up in time, and the donor took it by force. The consumer "

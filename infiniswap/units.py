@@ -47,6 +47,12 @@ _GIB_MEANT_MAX = 99
 """A number without a letter up to this is taken for one of gibibytes, above it of mebibytes."""
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 slab", "2 slabs", "3 processes"; the noun is in the singular."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{ending}"
+
+
 def parse_size(text: str) -> int:
     """Bytes of a size such as `4096`, `512M`, `1G`, `1.5G`, `4Gi`, `64 KiB`.
 

@@ -23,7 +23,7 @@ from infiniswap.cli.common.output import results_console
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.control.text import printable
 from infiniswap.errors import DeadlineError, InfiniswapError, NoDonorError
-from infiniswap.units import HostPort, format_size_short
+from infiniswap.units import HostPort, counted, format_size_short
 from infiniswap.watch import leases
 
 if TYPE_CHECKING:
@@ -58,6 +58,12 @@ def add_parser(subparsers: Any) -> None:
         "not end the drain.",
     )
     drain.add_argument("--no-wait", action="store_true", help="return before the last slab is back")
+    drain.add_argument(
+        "--force",
+        action="store_true",
+        help="in the end also take slabs that hold the only copies of pages: their devices lose "
+        "these pages",
+    )
     undrain = actions.add_parser(
         "undrain",
         help="let a drained donor lend again",
@@ -108,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.action == "ticket":
         asyncio.run(_ticket(address, config, client, args.slabs, args.connections))
     else:
-        asyncio.run(_drain(address, client, wait=not args.no_wait))
+        asyncio.run(_drain(address, client, wait=not args.no_wait, force=args.force))
     return 0
 
 
@@ -248,18 +254,20 @@ def _warn(warning: str) -> None:
         print(f"infiniswap: warning: {warning}", file=sys.stderr)
 
 
-async def _drain(address: HostPort, client: ClientConfig, *, wait: bool) -> None:
+async def _drain(address: HostPort, client: ClientConfig, *, wait: bool, force: bool) -> None:
     from infiniswap.control.client import set_draining
 
     told = False
     try:
-        info = await set_draining(address, client, True)
+        info = await set_draining(address, client, True, force=force)
         told = True
         _warn(info.warning)
         if wait:
-            await _wait_empty(address, client, info)
+            await _wait_empty(address, client, info, force=force)
         else:
-            _say(f"{_named(address, info)} drains: {info.slabs_mapped} slabs are still lent")
+            left = info.slabs_mapped
+            lent = f"{counted(left, 'slab')} {'is' if left == 1 else 'are'} still lent"
+            _say(f"{_named(address, info)} drains: {lent}")
     except asyncio.CancelledError:
         # Interrupted in the middle of the request: the donor may have received it or not.
         state = "keeps draining" if told else "may have begun to drain"
@@ -267,7 +275,9 @@ async def _drain(address: HostPort, client: ClientConfig, *, wait: bool) -> None
         raise
 
 
-async def _wait_empty(address: HostPort, client: ClientConfig, info: DrainInfo) -> None:
+async def _wait_empty(
+    address: HostPort, client: ClientConfig, info: DrainInfo, *, force: bool = False
+) -> None:
     loop = asyncio.get_running_loop()
     slabs = info.slabs_mapped
     with _progress(str(address), slabs) as show:
@@ -290,9 +300,9 @@ async def _wait_empty(address: HostPort, client: ClientConfig, info: DrainInfo) 
             if left < fewest:
                 fewest, moved_s = left, loop.time()
             elif loop.time() - moved_s > _STUCK_S:
-                raise _stuck(address, status)
+                raise _stuck(address, status, force=force)
     returned = format_size_short(slabs * status.slab_bytes)
-    given = f"{slabs} slabs ({returned}) were given back"
+    given = f"{counted(slabs, 'slab')} ({returned}) given back"
     _say(f"{_named(address, status)} is drained: {given}; it lends none now")
 
 
@@ -314,7 +324,7 @@ async def _statuses(address: HostPort, client: ClientConfig) -> AsyncIterator[St
         await asyncio.sleep(_POLL_S)
 
 
-def _stuck(address: HostPort, status: Status) -> DeadlineError:
+def _stuck(address: HostPort, status: Status, *, force: bool) -> DeadlineError:
     held = [
         f"{lease.slots_mapped} of device {lease.device_name} on {lease.host_name}"
         for lease in status.leases
@@ -324,7 +334,9 @@ def _stuck(address: HostPort, status: Status) -> DeadlineError:
         f"some slabs were not given back within {_STUCK_S:.0f} s: {'; '.join(held)}",
         where=f"donor {address}",
         mend="A device without a backup keeps slabs whose pages are nowhere else: stop it, or give "
-        "it a backup. The donor keeps draining; `infiniswap donor undrain` ends the drain.",
+        "it a backup. "
+        + ("" if force else "With --force these slabs are taken, and their pages are lost. ")
+        + "The donor keeps draining; `infiniswap donor undrain` ends the drain.",
     )
 
 

@@ -27,9 +27,9 @@ from infiniswap.control.explain import (
     cannot_connect,
     errors_explained,
     full,
-    no_page,
     not_a_daemon,
     not_a_donor,
+    older,
     refused_role,
     slab_mismatch,
     version_mismatch,
@@ -141,6 +141,12 @@ class ClientConfig:
         return OneConnection(own.client, check)
 
 
+_SINCE: Final = {
+    m.PAGE_LINK_PATH: "has no page",
+    m.DRAIN_FORCE_PATH: "cannot drain by force",
+}
+"""What a daemon lacks that knows no such path."""
+
 _EVICTIONS_MAX = 4096
 """Evictions handled at once, each while its slab is copied elsewhere. The donor takes further slabs
 by force."""
@@ -150,12 +156,20 @@ class SessionHandler(Protocol):
     """What a session asks of the consumer. Called on the event loop."""
 
     async def evict(
-        self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
+        self,
+        lease: int,
+        slot: int,
+        generation: int,
+        deadline_s: float,
+        move_s: float,
+        *,
+        last_copy: bool = False,
     ) -> None:
         """Stops using the slab; returns when no transfer is in flight there (DONE).
 
         Past `deadline_s` seconds the donor takes it anyway. The slab's pages may be copied
         elsewhere before, for at most `move_s` seconds. The donor may ask for it again meanwhile.
+        With `last_copy` it takes the slab even if it holds the only copy of some pages.
         """
 
     async def activity(self, lease: int) -> Mapping[int, float]:
@@ -175,7 +189,14 @@ class QuietHandler:
     """A SessionHandler for sessions that only ask: refuses nothing, knows nothing."""
 
     async def evict(
-        self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
+        self,
+        lease: int,
+        slot: int,
+        generation: int,
+        deadline_s: float,
+        move_s: float,
+        *,
+        last_copy: bool = False,
     ) -> None:
         """Nothing is ever in use."""
 
@@ -471,6 +492,7 @@ def _open_channel(
             request.generation,
             request.deadline_ms / 1000,
             min(request.move_ms, request.deadline_ms) / 1000,
+            last_copy=request.last_copy,
         )
         return m.EvictAnswer(id=request.id)
 
@@ -623,14 +645,19 @@ async def fetch_status(address: HostPort, config: ClientConfig) -> m.Status:
     return await _fetch_proved(address, config, key, "GET", m.STATUS_PATH, m.Status)
 
 
-async def set_draining(address: HostPort, config: ClientConfig, draining: bool) -> m.DrainInfo:
-    """Tells a donor to give every slab back, or to lend again.
+async def set_draining(
+    address: HostPort, config: ClientConfig, draining: bool, *, force: bool = False
+) -> m.DrainInfo:
+    """Tells a donor to take every slab back, with `force` the only copies of pages as well; or to
+    lend again.
 
     Raises:
         NoDonorError, ProtocolMismatchError, WrongSecretError: as for `connect`.
         NotPermittedError: this host has the session key alone.
     """
-    path = m.DRAIN_PATH if draining else m.UNDRAIN_PATH
+    path = m.UNDRAIN_PATH
+    if draining:
+        path = m.DRAIN_FORCE_PATH if force else m.DRAIN_PATH
     key = None if config.keys is None else config.keys.operator
     if key is None and config.keys is not None and config.credentials is None:
         raise NotPermittedError(
@@ -719,8 +746,8 @@ async def _fetch(
             raise refused_role(address, _said_of(bytes(body)))
         if response.status == 503:
             raise full(address)
-        if response.status == 404 and path == m.PAGE_LINK_PATH:
-            raise no_page(address)
+        if response.status == 404 and path in _SINCE:
+            raise older(address, _SINCE[path])
         if response.status != 200:
             raise not_a_daemon(address, f"HTTP status {response.status}")
     try:

@@ -212,10 +212,10 @@ def not_a_daemon(address: HostPort, detail: str) -> ProtocolMismatchError:
     )
 
 
-def no_page(address: HostPort) -> ProtocolMismatchError:
-    """The daemon is of a release that serves no page."""
+def older(address: HostPort, lacks: str) -> ProtocolMismatchError:
+    """The daemon is of a release that lacks this ("has no page")."""
     return ProtocolMismatchError(
-        "this daemon is of an earlier release, which has no page",
+        f"this daemon is of an earlier release, which {lacks}",
         where=f"donor {address}",
         mend="Name a donor with this release, or upgrade that one.",
     )

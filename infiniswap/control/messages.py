@@ -66,6 +66,7 @@ VERSION_PATH: Final = "/v1/version"
 OPENAPI_PATH: Final = "/v1/openapi.json"
 NONCE_PATH: Final = "/v1/nonce"
 DRAIN_PATH: Final = "/v1/drain"
+DRAIN_FORCE_PATH: Final = "/v1/drain/force"
 UNDRAIN_PATH: Final = "/v1/undrain"
 PAGE_LINK_PATH: Final = "/v1/page-link"
 PAGE_PATH: Final = "/ui"
@@ -443,6 +444,8 @@ class EvictRequest(DonorRequest[EvictAnswer], frozen=True, tag="evict"):
 
     For the first `move_ms` of these the consumer may go on reading it, to copy it elsewhere. The
     donor may ask again for the same slab, in more of a hurry; the shortest time counts.
+    `last_copy`: it takes the slab even if that holds the only copy, so that a refusal is of no use.
+    Older consumers ignore it.
     """
 
     lease: U53
@@ -450,6 +453,7 @@ class EvictRequest(DonorRequest[EvictAnswer], frozen=True, tag="evict"):
     generation: U53
     deadline_ms: Count
     move_ms: Count = 0
+    last_copy: bool = False
 
 
 class SlotActivity(Struct, frozen=True, array_like=True):

@@ -171,6 +171,13 @@ def _paths() -> dict[str, dict[str, Operation]]:
         m.DRAIN_PATH: Operation(
             "drain", "Takes every slab back, lends none", m.DrainInfo, _CLOSED, security=_PROVEN
         ),
+        m.DRAIN_FORCE_PATH: Operation(
+            "drainForce",
+            "Likewise, and takes slabs that hold the only copies of pages in the end",
+            m.DrainInfo,
+            _CLOSED,
+            security=_PROVEN,
+        ),
         m.UNDRAIN_PATH: Operation("undrain", "Lends again", m.DrainInfo, _CLOSED, security=_PROVEN),
         m.PAGE_LINK_PATH: Operation(
             "pageLink",

@@ -100,6 +100,7 @@ class ControlServer:
         router.add_get(m.SESSION_PATH, self._session)
         router.add_get(m.STATUS_PATH, self._status)
         router.add_post(m.DRAIN_PATH, self._drain)
+        router.add_post(m.DRAIN_FORCE_PATH, self._drain)
         router.add_post(m.UNDRAIN_PATH, self._drain)
         router.add_get(m.VERSION_PATH, self._version)
         router.add_get(m.NONCE_PATH, self._nonce)
@@ -214,12 +215,14 @@ class ControlServer:
         return await self._proven(request, _READ, status)
 
     async def _drain(self, request: web.Request) -> web.StreamResponse:
-        """Two paths without a body: the proof covers the whole request."""
-        draining = request.path == m.DRAIN_PATH
+        """Three paths without a body: the proof covers the whole request."""
+        draining = request.path != m.UNDRAIN_PATH
+        force = request.path == m.DRAIN_FORCE_PATH
 
         async def drain() -> web.Response:
-            log.warning("%s asks for %s", _peer_name(request), "drain" if draining else "undrain")
-            return json_answer(await self._service.set_draining(draining))
+            wish = "drain --force" if force else "drain" if draining else "undrain"
+            log.warning("%s asks for %s", _peer_name(request), wish)
+            return json_answer(await self._service.set_draining(draining, force=force))
 
         return await self._proven(request, _OPERATE, drain)
 

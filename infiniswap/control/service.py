@@ -126,7 +126,14 @@ class ServerSession:
             raise
 
     async def evict(
-        self, lease: int, slot: int, generation: int, deadline_ms: int, move_ms: int = 0
+        self,
+        lease: int,
+        slot: int,
+        generation: int,
+        deadline_ms: int,
+        move_ms: int = 0,
+        *,
+        last_copy: bool = False,
     ) -> None:
         """Asks the consumer to give a slab up; returns when it has.
 
@@ -136,6 +143,7 @@ class ServerSession:
             generation: of the slot.
             deadline_ms: how long that may take in all.
             move_ms: how much of that may be spent on copying the slab elsewhere.
+            last_copy: a refusal will be of no use.
 
         Raises:
             DeadlineError, SessionLostError, RequestRefusedError: it has not.
@@ -148,6 +156,7 @@ class ServerSession:
                 generation=generation,
                 deadline_ms=deadline_ms,
                 move_ms=move_ms,
+                last_copy=last_copy,
             ),
             deadline_ms / 1000,
         )
@@ -177,8 +186,8 @@ class Service(Protocol):
     def figures(self) -> Figures:
         """For GET /metrics."""
 
-    async def set_draining(self, draining: bool) -> m.DrainInfo:
-        """For POST /v1/drain and /v1/undrain."""
+    async def set_draining(self, draining: bool, *, force: bool = False) -> m.DrainInfo:
+        """For POST /v1/drain, /v1/drain/force and /v1/undrain."""
 
     def session_opened(self, session: ServerSession) -> None:
         """A consumer proved itself."""

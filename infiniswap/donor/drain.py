@@ -31,6 +31,7 @@ class Drain:
         evictor: takes slabs back.
         mapped: how many slabs are lent.
         told: tells the consumers.
+        clock: seconds, as of the evictor.
         path: of the file that outlives the daemon; None: draining ends with it.
         move_s: how long a consumer may take to copy a slab to another donor.
     """
@@ -40,15 +41,18 @@ class Drain:
         evictor: Evictor,
         mapped: Callable[[], int],
         told: Callable[[bool], Awaitable[None]],
+        clock: Callable[[], float],
         path: Path | None,
         move_s: float,
     ) -> None:
         self._evictor = evictor
         self._mapped = mapped
         self._told = told
+        self._clock = clock
         self._path = path
         self.move_s = move_s
         self._active = asyncio.Event()
+        self._forced_s: float | None = None
 
     @property
     def is_active(self) -> bool:
@@ -79,8 +83,16 @@ class Drain:
         )
         self._active.set()
 
-    async def set(self, active: bool) -> str:
-        """Begins or ends draining at once; returns why it may not survive a restart, or ""."""
+    async def set(self, active: bool, *, force: bool = False) -> str:
+        """Begins or ends draining at once; returns why it may not survive a restart, or "".
+
+        Args:
+            active: whether to drain.
+            force: when nothing else is lent, takes slabs that hold the only copies of pages. Not
+                after a restart: what cannot be undone is asked for anew. A later call without it
+                takes it back.
+        """
+        self._forced_s = self._clock() if active and force else None
         warning = ""
         try:
             self._keep(active)
@@ -124,6 +136,10 @@ class Drain:
             if self._mapped():
                 try:
                     taken = await self._evictor.evict(_BATCH, move_s=self.move_s)
+                    if not taken and self._forced_s is not None:
+                        taken = await self._evictor.evict(
+                            _BATCH, move_s=self.move_s, kept_since_s=self._forced_s
+                        )
                 except InfiniswapError as error:
                     log.error("draining: %s", error)
             if not taken:

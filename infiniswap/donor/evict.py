@@ -13,7 +13,9 @@
 Each step is bounded. A consumer that does not say how active its slabs are counts as the busiest. A
 consumer that does not answer EVICT in time loses the slab nevertheless: it is fenced, later
 requests fail, and the consumer reads its backup. A consumer that holds the only copy keeps the
-slab, because no hurry justifies losing data.
+slab as long as anything else can be taken. It loses the slab when an operator says so (`drain
+--force`), or when the host's headroom stays broken although nothing else is lent any more: what the
+consumer says of its copies cannot be checked, and must not hold the host's memory for ever.
 
 A batch in a hurry first takes slabs that are being copied for another batch: their owners are asked
 once more, and stop copying.
@@ -47,8 +49,10 @@ class SlabOwners(Protocol):
     async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
         """Page I/O per second by slot. Raises InfiniswapError: the owner did not say."""
 
-    async def evict(self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0) -> bool:
-        """False: its owner keeps it. Raises EngineError."""
+    async def evict(
+        self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0, *, last_copy: bool = False
+    ) -> bool:
+        """False: its owner keeps it, which it cannot with `last_copy`. Raises EngineError."""
 
 
 class Evictor:
@@ -91,6 +95,7 @@ class Evictor:
         *,
         move_s: float = 0.0,
         busiest: bool = False,
+        kept_since_s: float | None = None,
     ) -> int:
         """Takes slabs back, the least active of a random choice.
 
@@ -100,6 +105,8 @@ class Evictor:
             move_s: how long a consumer may copy its slab to another donor first; 0: the donor is
                 in a hurry.
             busiest: takes the most active of all instead.
+            kept_since_s: takes those that their owners have kept since then, whatever they say;
+                none while anything else is lent. None: never.
 
         Returns:
             How many came back.
@@ -109,13 +116,15 @@ class Evictor:
             *(self._owners.mapped(), count, self._clock(), among),
             in_hurry=in_hurry,
             busiest=busiest,
+            kept_since_s=kept_since_s,
         )
         if not batch.asked and not batch.hurried:
             return 0
         self._counters["eviction_batches"] += 1
         activity = await self._activity(batch.asked)
+        last_copy = kept_since_s is not None
         taken = batch.hurried + self._choice.take(batch, activity, in_hurry=in_hurry)
-        done = await asyncio.gather(*(self._take(slab, move_s) for slab in taken))
+        done = await asyncio.gather(*(self._take(slab, move_s, last_copy) for slab in taken))
         log.info(
             "evicted %d of %d slabs, of %d asked for",
             sum(done),
@@ -143,12 +152,15 @@ class Evictor:
             log.debug("lease %d does not say how active it is: %s", lease, error)
             return {}
 
-    async def _take(self, slab: MappedSlab, move_s: float) -> bool:
+    def is_kept(self, slab: MappedSlab) -> bool:
+        """Whether its owner has kept a slab lately that was asked back."""
+        return self._choice.is_kept(slab, self._clock())
+
+    async def _take(self, slab: MappedSlab, move_s: float, last_copy: bool) -> bool:
         lease, slot = slab
+        deadline_ms, move_ms = round(self.config.deadline_s * 1000), round(move_s * 1000)
         try:
-            taken = await self._owners.evict(
-                lease, slot, round(self.config.deadline_s * 1000), round(move_s * 1000)
-            )
+            taken = await self._owners.evict(lease, slot, deadline_ms, move_ms, last_copy=last_copy)
         except InfiniswapError as error:
             log.error(
                 "slot %d of lease %d cannot be taken back: %s",

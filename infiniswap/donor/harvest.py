@@ -59,6 +59,7 @@ class Harvester:
         pool: slabs.
         figures: the newest; zeros before the first reading.
         is_short: whether mapped slabs have to be taken back.
+        broken_since_s: since when the headroom has been broken without a break; None: it is not.
         mapped_max: so many slabs may be lent, to protect a service of this host.
         held_why: why nothing more is lent where that many are; see Room.why_none.
         evict: takes them back; None: nothing does.
@@ -94,6 +95,7 @@ class Harvester:
         self.mapped_max = UNLIMITED
         self.held_why = ""
         self._blind = False
+        self.broken_since_s: float | None = None
         self.evict: Evict | None = None
         self.counters: Counter[str] = Counter()
         self.pool = SlabPool(store, policy, executor, clock, self.counters)
@@ -210,6 +212,10 @@ class Harvester:
                 format_size_short(self.figures.available_bytes),
                 format_size_short(before_bytes),
             )
+        if not plan.broken:
+            self.broken_since_s = None
+        elif self.broken_since_s is None:
+            self.broken_since_s = self._clock()
         if plan.evict:
             self._begin_eviction(plan.evict, plan.urgent)
         elif (

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import enum
 import hmac
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -160,20 +161,35 @@ class LeaseTable:
         entry = self._leases.get(lease)
         return entry is None or entry.session is None
 
-    def check_room(self, session: int, consumer: str, slots_max: int) -> None:
-        """Raises RequestRefusedError when no further lease of so many slots may be granted."""
-        if len(self._leases) >= self._leases_max:
-            raise _full(f"this donor has {self._leases_max} leases, its limit")
+    def check_room(self, session: int, consumer: str, slots_max: int) -> GrantedLease | None:
+        """Looks whether a further lease of so many slots may be granted.
+
+        Returns:
+            A lease without a slab that has to end first: by it nobody's pages are lost. None: there
+            is room.
+
+        Raises:
+            RequestRefusedError: there is none.
+        """
         self._check_session(session)
         own = [entry for entry in self._leases.values() if entry.consumer == consumer]
-        if len(own) >= self._consumer_leases_max:
-            raise _full(f"{consumer} has {len(own)} leases here, the limit of one host")
         slots = sum(entry.record.slots_max for entry in own)
-        if slots + slots_max > CONSUMER_SLOTS_MAX:
-            raise _full(
+        if len(own) >= self._consumer_leases_max:
+            full = f"{consumer} has {len(own)} leases here, the limit of one host"
+        elif slots + slots_max > CONSUMER_SLOTS_MAX:
+            full = (
                 f"{consumer} has leases of {slots} slabs here and asks for {slots_max} more; the "
                 f"limit of one host is {CONSUMER_SLOTS_MAX}"
             )
+        elif len(self._leases) >= self._leases_max:
+            own = list(self._leases.values())
+            full = f"this donor has {self._leases_max} leases, its limit"
+        else:
+            return None
+        spare = _first_spare(own)
+        if spare is None:
+            raise _full(full)
+        return spare
 
     def _check_session(self, session: int) -> None:
         if sum(entry.session == session for entry in self._leases.values()) >= SESSION_LEASES_MAX:
@@ -323,6 +339,16 @@ def consumer_leases(leases_max: int, connections_per_host_max: int) -> int:
         connections_per_host_max: data connections of one address.
     """
     return max(1, min(connections_per_host_max, leases_max) // 2)
+
+
+def _first_spare(leases: Iterable[GrantedLease]) -> GrantedLease | None:
+    """Of the leases without a slab one whose device is away, else the oldest of the consumer that
+    has most of them: whoever takes many takes them from itself."""
+    spare = [e for e in leases if not e.slots and e.state is not LeaseState.EXPIRED]
+    count = Counter(entry.consumer for entry in spare)
+    return min(
+        spare, key=lambda e: (e.session is not None, -count[e.consumer], e.lease), default=None
+    )
 
 
 def _full(text: str) -> RequestRefusedError:

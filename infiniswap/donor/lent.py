@@ -30,7 +30,7 @@ class LentSlabs:
     """Every slab in a slot of a lease (infiniswap.donor.evict.SlabOwners).
 
     Attributes:
-        counters: evictions, evictions_forced, evictions_refused.
+        counters: evictions, evictions_forced, evictions_refused, evictions_last_copies.
     """
 
     table: LeaseTable
@@ -60,15 +60,20 @@ class LentSlabs:
         answer = await session.activity(lease, wait_s)
         return {entry.slot: entry.pages_per_s for entry in answer.slots}
 
-    async def evict(self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0) -> bool:
+    async def evict(
+        self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0, *, last_copy: bool = False
+    ) -> bool:
         """Takes a slab back: asks its owner for DONE, and fences the slab without it after the
         deadline.
 
         Before that its owner may copy the slab elsewhere, for `move_ms` more.
 
+        Args:
+            last_copy: whatever the owner says. It is told so, for its alarm.
+
         Returns:
             False when the owner keeps it: it holds the only copy, or it cannot be asked and there
-            is no hurry.
+            is no hurry. True with `last_copy`.
 
         Raises:
             EngineError: the store could not.
@@ -79,14 +84,18 @@ class LentSlabs:
             return True
         session = self.sessions.owner_of(lease)
         wait_ms = 0
-        if session is None and move_ms and entry and entry.state is LeaseState.ACTIVE:
+        may_stay = bool(move_ms) and not last_copy
+        if session is None and may_stay and entry and entry.state is LeaseState.ACTIVE:
             return False  # no hurry: its device pages on, and is asked again when it is back
         if session is not None:
             try:
-                await session.evict(lease, slot, info.generation, deadline_ms + move_ms, move_ms)
+                await session.evict(
+                    *(lease, slot, info.generation, deadline_ms + move_ms, move_ms),
+                    last_copy=last_copy,
+                )
                 wait_ms = FENCE_MS
             except RequestRefusedError as error:
-                if error.reason == m.REFUSED_ONLY_COPY:
+                if error.reason == m.REFUSED_ONLY_COPY and not last_copy:
                     self.counters["evictions_refused"] += 1
                     about = events.about(events.SLAB_KEPT)
                     log.warning("%s keeps slab %d: %s", session, info.slab, error, extra=about)
@@ -95,11 +104,19 @@ class LentSlabs:
             except InfiniswapError as error:
                 back = isinstance(error, SessionLostError) and self.sessions.owner_of(lease)
                 if back and back is not session:  # it can be asked again, and may have renewed
-                    return await self.evict(lease, slot, deadline_ms, move_ms)
-                if move_ms and isinstance(error, SessionLostError):
+                    return await self.evict(lease, slot, deadline_ms, move_ms, last_copy=last_copy)
+                if may_stay and isinstance(error, SessionLostError):
                     log.info("%s has gone while it copies slab %d: %s", session, info.slab, error)
                     return False  # likewise; it goes on copying
                 _not_given_up(session, info.slab, error)
+        if last_copy:
+            self.counters["evictions_last_copies"] += 1
+            log.warning(
+                "slab %d of lease %d is taken back although its device says that it has the only "
+                "copy",
+                *(info.slab, lease),
+                extra=events.about(events.LAST_COPY_TAKEN),
+            )
         await self.work.whole(self._fence(lease, info, wait_ms), lease)
         return True
 

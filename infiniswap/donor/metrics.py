@@ -263,6 +263,11 @@ METRICS: Final = (
             "Evictions of an only copy, which devices refuse.",
             "evictions_refused",
         ),
+        (
+            "evictions_last_copies_total",
+            "Only copies that were taken from devices by force.",
+            "evictions_last_copies",
+        ),
         ("eviction_batches_total", "Batches of evictions.", "eviction_batches"),
         ("leases_restored_total", "Leases taken over by a restarted daemon.", "leases_restored"),
         ("rdma_opened_total", "Leases that got RDMA connections.", "rdma_opened"),

@@ -8,7 +8,7 @@ from collections import Counter
 
 from infiniswap.donor.evict import Evictor
 from infiniswap.donor.leases import LeaseState, LeaseTable
-from infiniswap.policy.quota import Tenant, tenants_over
+from infiniswap.policy.quota import Tenant, is_above_share, tenants_over
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,20 @@ class Quota:
         givers = " or ".join(map(_named, sorted(over)))
         log.info("a slab of %s was taken back for %s", givers, _named(tenant))
         return True
+
+    def keeps(self, tenant: Tenant[str]) -> bool:
+        """Whether this tenant's host has more than its share, and has lately kept slabs that were
+        asked back: meanwhile it gets no further ones."""
+        host = tenant[0]
+        held = Counter[str]()
+        for lease in self._table.leases():
+            held[lease.consumer] += len(lease.slots)
+        return is_above_share(held, host, self._slabs_max, self._share_max) and any(
+            self._evictor.is_kept((lease.lease, slot))
+            for lease in self._table.leases()
+            if lease.consumer == host
+            for slot in lease.slots
+        )
 
     def _over(self, tenant: Tenant[str]) -> dict[Tenant[str], int]:
         held: Counter[Tenant[str]] = Counter()

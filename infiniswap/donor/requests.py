@@ -86,18 +86,21 @@ class Requests:
 
     async def _memory(self, session: ServerSession, request: m.MemoryRequest) -> m.MemoryAnswer:
         await self.harvester.refresh()
-        can_map = self.room.slabs((session.consumer, request.tenant))
+        tenant = session.consumer, request.tenant
+        can_map = self.room.slabs(tenant)
         return m.MemoryAnswer(
             id=request.id,
             used_share=self.harvester.used_share(),
             free_slabs=self.harvester.pool.state().free,
             can_map=can_map,
-            no_room="" if can_map else self.room.why_none(),
+            no_room="" if can_map else self.room.why_none(tenant),
         )
 
     async def _lease(self, session: ServerSession, request: m.LeaseRequest) -> m.LeaseAnswer:
         self.room.check_lending()
-        self.table.check_room(session.number, session.consumer, request.slots_max)
+        who = session.number, session.consumer
+        while (spare := self.table.check_room(*who, request.slots_max)) is not None:
+            await self.work.whole(self._end_spare(spare), spare.lease)
         number = self.store.lease_create(request.slots_max)
         record = LeaseRecord(
             lease=number,
@@ -132,6 +135,13 @@ class Requests:
             tickets=tickets,
         )
 
+    async def _end_spare(self, spare: GrantedLease) -> None:
+        """Ends a lease without a slab, so that another one can be granted."""
+        if spare.slots or self.table.get(spare.lease) is not spare:
+            return  # it has got a slab meanwhile, or is gone
+        self.table.expire(spare.lease)
+        await self.expiry.end(spare, "had no slab, and another device needs a lease")
+
     async def _map(self, session: ServerSession, request: m.MapRequest) -> m.MapAnswer:
         return await session.map_once(request.id, lambda: self._map_slab(session, request))
 
@@ -143,6 +153,7 @@ class Requests:
                 return await self.rdma.map_answer(request.id, lease.lease, slot)
         self.room.check_lending()
         self.room.check_held()
+        self.room.check_share(lease.tenant)
         if len(lease.slots) >= lease.record.slots_max:
             raise RequestRefusedError(
                 f"all {lease.record.slots_max} slots of lease {lease.lease} are in use",

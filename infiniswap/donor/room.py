@@ -38,6 +38,8 @@ class Room:
         """How many slabs this tenant could get now; above zero if it could get any."""
         if self.drain.is_active or self.harvester.is_short or self.harvester.is_held:
             return 0
+        if self.quota.keeps(tenant):
+            return 0
         return (
             self.harvester.pool.mappable()
             or len(self.ahead.slabs())
@@ -53,6 +55,13 @@ class Room:
         """Raises RequestRefusedError while nothing more is lent, to protect a service here."""
         if self.harvester.is_held:
             raise RequestRefusedError(f"the donor {self.why_none()}", reason=m.REFUSED_NO_MEMORY)
+
+    def check_share(self, tenant: Tenant[str]) -> None:
+        """Raises RequestRefusedError if a tenant keeps more than its share from others."""
+        if self.quota.keeps(tenant):
+            raise RequestRefusedError(
+                f"the donor {self.why_none(tenant)}", reason=m.REFUSED_NO_MEMORY
+            )
 
     def check_ahead(self) -> None:
         """Raises RequestRefusedError if a slab that is not written to yet has to wait."""
@@ -74,15 +83,24 @@ class Room:
             # A slab that comes too late for this request is available for the next one.
             await asyncio.wait({task}, timeout=_PREPARE_S)
 
-    def why_none(self) -> str:
-        """Why this donor lends nothing more, in the words that its consumers show: a clause
-        without a subject, which is the donor; empty when a slab could be lent."""
+    def why_none(self, tenant: Tenant[str] | None = None) -> str:
+        """Why this donor lends nothing more, in the words that its consumers show: a clause without
+        a subject, which is the donor; empty when a slab could be lent.
+
+        Args:
+            tenant: to this one; None: to anybody.
+        """
         harvester = self.harvester
         config, figures = harvester.policy.config, harvester.figures
         if self.drain.is_active:
             return "is drained (`infiniswap donor undrain HOST` ends that)"
         if harvester.is_held:
             return harvester.held_why
+        if tenant is not None and self.quota.keeps(tenant):
+            return (
+                f"lends {tenant[0]} nothing more for now: that host has more than its share "
+                "(daemon.consumer_share_max), and kept slabs that were asked back"
+            )
         if harvester.pool.mappable() and not harvester.is_short:
             return ""
         if not figures.total_bytes:

@@ -109,6 +109,7 @@ class DonorService:
             self.evictor,
             lambda: len(self.lent.mapped()),
             self.sessions.tell_draining,
+            clock,
             drain_path(daemon.state_dir, identity.donor_id, daemon.listen.port),
             daemon.drain_move_s,
         )
@@ -176,9 +177,9 @@ class DonorService:
             with contextlib.suppress(EngineError):  # it is being destroyed
                 self.store.ticket_end(lease.lease, LASTING_TICKET)
 
-    async def set_draining(self, draining: bool) -> m.DrainInfo:
+    async def set_draining(self, draining: bool, *, force: bool = False) -> m.DrainInfo:
         """See Service."""
-        warning = await self.drain.set(draining)
+        warning = await self.drain.set(draining, force=force)
         return m.DrainInfo(
             donor_id=self.identity.donor_id,
             donor_name=self.identity.name,
@@ -196,9 +197,13 @@ class DonorService:
         unused = self._ahead.slabs()
         if unused:  # which costs no consumer anything
             return await self.evictor.evict(min(count, len(unused)), unused)
-        return await self.evictor.evict(
-            count, move_s=0.0 if urgent else self.config.daemon.evict_move_s
-        )
+        move_s = 0.0 if urgent else self.config.daemon.evict_move_s
+        came = await self.evictor.evict(count, move_s=move_s)
+        bounds, since_s = self.evictor.config, self.harvester.broken_since_s
+        patience_s = bounds.refused_s if urgent else bounds.last_copy_s
+        if came or since_s is None or self._clock() - since_s < patience_s:
+            return came
+        return await self.evictor.evict(count, move_s=move_s, kept_since_s=since_s)
 
     def status(self) -> m.Status:
         """See Service."""

@@ -9,6 +9,7 @@ the busiest slabs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -18,6 +19,8 @@ from infiniswap.config import Config
 
 Slab = TypeVar("Slab", bound=Hashable)
 
+_KEPT_S = 60.0
+"""For so long an owner that kept a slab gets no further one above its share."""
 _RETRY_S = 1.0
 """Pause after a batch that brought nothing: the next one would find the same."""
 
@@ -32,7 +35,9 @@ class EvictionConfig:
         activity_s: how long owners may take to report activity.
         deadline_s: how long a consumer may take to give a slab up.
         move_s: how long before that it may copy the slab to another donor.
-        refused_s: how long a slab whose owner holds no other copy is left alone.
+        refused_s: how long a slab whose owner holds no other copy is left alone, and after how long
+            of an urgent shortage last copies are taken if nothing else is lent.
+        last_copy_s: likewise of a shortage that is not urgent.
     """
 
     slabs_max: int = 16
@@ -41,6 +46,7 @@ class EvictionConfig:
     deadline_s: float = 1.0
     move_s: float = 3.0
     refused_s: float = 10.0
+    last_copy_s: float = 30.0
 
 
 def eviction_config(config: Config) -> EvictionConfig:
@@ -126,7 +132,7 @@ class BatchChoice(Generic[Slab]):
     def __init__(self, config: EvictionConfig, rng: Random) -> None:
         self.config = config
         self._rng = rng
-        self._refused_until_s: dict[Slab, float] = {}
+        self._refused_s: dict[Slab, float] = {}  # when its owner kept it last
         self._moving: set[Slab] = set()
 
     def ask(
@@ -138,6 +144,7 @@ class BatchChoice(Generic[Slab]):
         *,
         in_hurry: bool,
         busiest: bool = False,
+        kept_since_s: float | None = None,
     ) -> Asked[Slab]:
         """Whose activity decides.
 
@@ -149,9 +156,15 @@ class BatchChoice(Generic[Slab]):
             in_hurry: their consumers get no time to copy them elsewhere. So slabs that are being
                 copied for another batch go first: their time is over.
             busiest: the most active of all are to be taken, not the least active of a few.
+            kept_since_s: those that their owners have kept since then are to be taken, if nothing
+                else is lent; None: never.
         """
-        self._refused_until_s = {k: s for k, s in self._refused_until_s.items() if s > now_s}
-        allowed = set(mapped if among is None else among) - set(self._refused_until_s)
+        self._refused_s = {k: self._refused_s[k] for k in mapped if k in self._refused_s}
+        allowed = set(mapped if among is None else among)
+        if kept_since_s is None:
+            allowed -= {k for k, s in self._refused_s.items() if now_s - s < self.config.refused_s}
+        elif any(self._refused_s.get(slab, -math.inf) < kept_since_s for slab in allowed):
+            allowed = set()
         count = min(count, self.config.slabs_max)
         hurried = [slab for slab in mapped if slab in self._moving & allowed] if in_hurry else []
         del hurried[count:]
@@ -179,7 +192,11 @@ class BatchChoice(Generic[Slab]):
 
     def refused(self, slab: Slab, now_s: float) -> None:
         """Its owner holds no other copy and keeps it."""
-        self._refused_until_s[slab] = now_s + self.config.refused_s
+        self._refused_s[slab] = now_s
+
+    def is_kept(self, slab: Slab, now_s: float) -> bool:
+        """Whether its owner has kept it lately."""
+        return now_s - self._refused_s.get(slab, -math.inf) < _KEPT_S
 
 
 @dataclass(frozen=True, slots=True, eq=False)

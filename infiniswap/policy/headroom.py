@@ -91,12 +91,14 @@ class HarvestPlan:
         release: free or dirty slabs to give back to the host; never more than there are.
         evict: mapped slabs to take back (the paper's E).
         urgent: their consumers get no time to copy them elsewhere first.
+        broken: mapped slabs have to go for the headroom, and not only for a smaller pool.
     """
 
     grow: int
     release: int
     evict: int
     urgent: bool = False
+    broken: bool = False
 
 
 URGENT_FRACTION = 0.5
@@ -195,7 +197,8 @@ class HeadroomPolicy:
                 highest_bytes if urgent else self.others_bytes, left, headroom_bytes
             )
             evict = min(pool.mapped, max(-(room_bytes // slab_bytes), over - release, 0))
-            return HarvestPlan(0, release, evict, urgent and evict > 0)
+            is_broken = evict > 0 and room_bytes < 0
+            return HarvestPlan(0, release, evict, urgent and evict > 0, is_broken)
         spare = self._free_slabs_over(pool)
         if spare:
             return HarvestPlan(0, spare, 0)

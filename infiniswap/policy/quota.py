@@ -57,6 +57,14 @@ def over_quota(
     return {c: n for c, n in over.items() if c != asking and held[c] - held.get(asking, 0) > 1}
 
 
+def is_above_share(
+    held: Mapping[Consumer, int], consumer: Consumer, slabs_max: int, share_max: float
+) -> bool:
+    """Whether a consumer has more than it may keep while others need memory; see fair_slabs."""
+    holders = sum(slabs > 0 for slabs in held.values())
+    return held.get(consumer, 0) > fair_slabs(slabs_max, holders, share_max)
+
+
 def tenants_over(
     held: Mapping[Tenant[Host], int], asking: Tenant[Host], slabs_max: int, share_max: float
 ) -> dict[Tenant[Host], int]:

@@ -16,11 +16,12 @@ from support.devices.cluster import until as wait_until
 from support.donors.donor_world import Handler, client_config, refusal, until, world
 
 from infiniswap.config import DeviceConfig
+from infiniswap.control import client
 from infiniswap.control import messages as m
 from infiniswap.control.client import Identity, connect, fetch_status, set_draining
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
-from infiniswap.errors import WrongSecretError
+from infiniswap.errors import ProtocolMismatchError, WrongSecretError
 from infiniswap.keys import derive
 from infiniswap.units import MIB, parse_host_port
 
@@ -57,6 +58,31 @@ async def test_a_consumer_without_a_backup_keeps_its_slab_and_the_others_go() ->
             fragile.has_backup = True
             # It is asked again when it may have changed its mind: see EvictionConfig.refused_s.
             assert w.donor.service.counters["evictions_refused"] >= 1
+
+
+async def test_a_drain_by_force_takes_only_copies_too() -> None:
+    async with world() as w:
+        hostile = Handler()
+        hostile.has_backup = False
+        async with await w.session(hostile) as session:
+            lease = await session.lease(8)
+            for slab in range(5):
+                await session.map(lease.lease, slab)
+            await set_draining(w.address, client_config(), True)
+            await until(lambda: w.donor.service.counters["evictions_refused"] >= 5)
+            assert w.store.stats()["slabs_mapped"] == 5
+            await set_draining(w.address, client_config(), True, force=True)
+            await until(lambda: w.store.stats()["slabs_mapped"] == 0)
+            assert hostile.last_copies == 5
+
+
+async def test_an_older_donor_is_not_drained_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as w:
+        monkeypatch.setattr(m, "DRAIN_FORCE_PATH", "/v1/drain/later")
+        monkeypatch.setattr(client, "_SINCE", {"/v1/drain/later": "cannot drain by force"})
+        with pytest.raises(ProtocolMismatchError, match="earlier release, which cannot drain"):
+            await set_draining(w.address, client_config(), True, force=True)
+        assert not w.donor.service.drain.is_active
 
 
 async def test_a_wish_that_is_not_authorized_is_refused(secret_file: Path) -> None:
@@ -187,6 +213,20 @@ def test_a_device_that_starts_says_which_donor_lends_nothing(cluster: Cluster) -
     done = cluster.cli(*start)
     assert done.returncode == 0, done.stderr
     assert "lends nothing" not in done.stderr
+
+
+async def test_the_command_takes_only_copies_by_force_alone(cluster: Cluster) -> None:
+    donor = await asyncio.to_thread(cluster.donor)
+    holder = hold(donor, 1, False)
+    await until_mapped(donor, 1)
+    assert (await command(cluster, "drain", "--no-wait", donor.address)).returncode == 0
+    await asyncio.to_thread(wait_until, lambda: "[slab-kept]" in donor.log, "a refusal")
+    done = await command(cluster, "drain", "--force", donor.address)
+    assert done.returncode == 0, done.stderr
+    assert f"{who(cluster, donor)} is drained: 1 slab (8.00 MiB) given back" in done.stdout
+    assert "[last-copy-taken]" in donor.log
+    await asyncio.to_thread(donor.end)
+    await holder
 
 
 async def test_an_interrupted_command_does_not_end_the_drain(cluster: Cluster) -> None:

@@ -109,7 +109,14 @@ class Moving(Handler):
         self.hurried: dict[int, asyncio.Event] = {}
 
     async def evict(
-        self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
+        self,
+        lease: int,
+        slot: int,
+        generation: int,
+        deadline_s: float,
+        move_s: float,
+        *,
+        last_copy: bool = False,
     ) -> None:
         hurried = self.hurried.setdefault(slot, asyncio.Event())
         if not move_s:
@@ -117,7 +124,7 @@ class Moving(Handler):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(move_s):
                 await hurried.wait()
-        await super().evict(lease, slot, generation, deadline_s, move_s)
+        await super().evict(lease, slot, generation, deadline_s, move_s, last_copy=last_copy)
 
 
 async def test_there_is_time_to_move_a_slab_until_the_host_is_in_a_hurry() -> None:
@@ -186,6 +193,61 @@ async def test_a_slab_that_is_the_only_copy_stays() -> None:
             await until(lambda: held(w, B) == 0)
             await until(lambda: w.donor.service.counters["evictions_refused"] >= 3)
             assert held(w, A) == 3
+
+
+async def test_last_copies_go_when_nothing_else_mends_the_headroom() -> None:
+    """A donor cannot check what a consumer says of its copies: its host comes first in the end."""
+    async with world() as w:
+        evictor = w.donor.service.evictor
+        evictor.config = replace(evictor.config, refused_s=0.5, last_copy_s=0.5)
+        hostile, well = Handler(), Handler()
+        hostile.has_backup = False
+        async with borrowing(w, A, 3, hostile), borrowing(w, B, 3, well):
+            leave(w, 0)
+            await until(lambda: mapped(w) == 0)
+            assert len(well.evicted) == 3
+            assert well.last_copies == 0
+            assert hostile.last_copies == 3
+            counters = w.donor.service.counters
+            assert counters["evictions_last_copies"] == counters["evictions_forced"] == 3
+
+
+async def test_a_short_shortage_takes_no_last_copy() -> None:
+    async with world() as w:
+        fragile = Handler()
+        fragile.has_backup = False
+        async with borrowing(w, A, 3, fragile):
+            counters = w.donor.service.counters
+            for _ in range(2):  # the time of the first does not count for the second
+                counters["evictions_refused"] = 0
+                leave(w, 0)
+                await until(lambda: counters["evictions_refused"] > 0)
+                w.memory.others_bytes = 0
+                await until(lambda: w.donor.harvester.broken_since_s is None)
+            assert (held(w, A), fragile.last_copies) == (3, 0)
+
+
+async def test_a_consumer_that_keeps_slabs_gets_none_above_its_share() -> None:
+    async with world() as w:
+        greedy = Handler()
+        greedy.has_backup = False
+        async with (
+            borrowing(w, A, POOL - 1, greedy, host="10.0.0.1") as (first, older),
+            borrowing(w, B, 1, host="10.0.0.2") as (second, newer),
+        ):
+            assert await refusal(second.map(newer.lease, 1)) == m.REFUSED_NO_MEMORY
+            assert greedy.move_s  # asked, and kept
+            slot = w.donor.service.table.get(newer.lease)
+            assert slot is not None
+            (only,) = slot.slots.values()
+            await second.unmap(newer.lease, only.slot, only.generation)
+            await until(lambda: w.store.stats()["slabs_free"] == 1)
+            answer = await first.memory()
+            assert answer.can_map == 0
+            assert "more than its share" in answer.no_room
+            with pytest.raises(RequestRefusedError, match="more than its share"):
+                await first.map(older.lease, POOL)
+            await second.map(newer.lease, 1)
 
 
 async def test_a_lease_whose_device_is_away_is_taken_without_asking() -> None:

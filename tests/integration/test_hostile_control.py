@@ -436,7 +436,7 @@ async def test_the_leases_of_one_host_leave_room_for_others(
         for _ in range(2):
             greedy = await held.enter_async_context(await w.session(host="10.0.0.66"))
             for _ in range(SESSION_LEASES_MAX):
-                await greedy.lease(1)
+                await greedy.map((await greedy.lease(1)).lease, 0)
             with pytest.raises(RequestRefusedError, match="its limit"):
                 await greedy.lease(1)
         third = await held.enter_async_context(await w.session(host="::ffff:10.0.0.66"))
@@ -446,6 +446,25 @@ async def test_the_leases_of_one_host_leave_room_for_others(
         assert "(10.0.0.66:1): this session has 4 leases" in caplog.text
         async with await w.session(host="10.0.0.1") as other:
             await other.lease(4)
+
+
+async def test_leases_without_a_slab_keep_nobody_out(caplog: pytest.LogCaptureFixture) -> None:
+    """One machine with five addresses took all of them, and mapped nothing."""
+    caplog.set_level("INFO")
+    async with world(daemon__leases_max=16) as w, contextlib.AsyncExitStack() as held:
+        for number in range(10):
+            many = await w.session(host=f"10.0.0.{66 + number % 5}")
+            greedy = await held.enter_async_context(many)
+            with contextlib.suppress(RequestRefusedError):
+                for _ in range(SESSION_LEASES_MAX):
+                    await greedy.lease(1)
+        assert len(w.donor.service.table) == 16
+        async with await w.session(host="10.0.0.1") as honest:
+            lease = await honest.lease(4)
+            await greedy.lease(1)  # takes its own, and not that of who has one
+            await honest.map(lease.lease, 0)
+        assert len(w.donor.service.table) == 16
+        assert "had no slab, and another device needs a lease" in caplog.text
 
 
 # ---------------------------------------------------------------------------------- size

@@ -102,6 +102,7 @@ class Engine:
 
     state = "up"
     is_at_rest = False
+    only_there = 0
 
     def __init__(self) -> None:
         self.connected: list[tuple[str, ...]] = []
@@ -117,7 +118,7 @@ class Engine:
         self.state = "up"
 
     def slab_pages_at(self, slab: int, remote: int, generation: int) -> tuple[int, bool]:
-        return 0, False
+        return self.only_there, False
 
     def slab(self, slab: int) -> Any:
         return SimpleNamespace(is_at=lambda remote, generation: not self.is_at_rest)
@@ -136,6 +137,7 @@ class Keeper:
         self.end = asyncio.get_running_loop().create_future()
         self.evictions: list[int] = []
         self.losses: list[int] = []
+        self.lost_pages: list[tuple[int, str]] = []
         self.distrust: list[str] = []
         self.moves = moves
         if drained:
@@ -149,6 +151,9 @@ class Keeper:
 
     def evicted(self, link: DonorLink, slab: int) -> None:
         self.evictions.append(slab)
+
+    def pages_lost(self, pages: int, why: str) -> None:
+        self.lost_pages.append((pages, why))
 
     def lost(self, slab: int) -> None:
         self.losses.append(slab)
@@ -222,6 +227,18 @@ async def test_a_slab_that_was_refused_and_then_given_up_is_unmapped_explicitly(
     assert session.unmapped == ([] if refusal else [(7, 3, 9)])
     # A donor that is too busy to hear it is told by the renewal.
     assert (session.ended is not None) == (refusal == REFUSED_BUSY)
+
+
+async def test_only_copies_that_a_donor_takes_are_lost_and_said(make: Make) -> None:
+    """By `drain --force`, or for its host: to refuse would only make it cut the connections."""
+    keeper, engine = Keeper(drained=True), Engine()
+    engine.only_there = 5
+    link = make(Session(), keeper, engine)
+    await link.evict(7, 3, 9, 1.0, 0.0, last_copy=True)
+    assert not link.mapped
+    assert keeper.evictions == [0]
+    said = "to donor 127.0.0.1:1, which took back slabs with the only copies"
+    assert keeper.lost_pages == [(5, said)]
 
 
 async def test_done_alone_gives_a_slab_up_that_the_donor_waits_for(make: Make) -> None:

@@ -44,7 +44,9 @@ class Owners:
             raise rates
         return rates
 
-    async def evict(self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0) -> bool:
+    async def evict(
+        self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0, *, last_copy: bool = False
+    ) -> bool:
         self.move_ms.append(move_ms)
         if move_ms and (lease, slot) not in self.kept:
             await asyncio.wait({self.hurry.setdefault((lease, slot), asyncio.Future())})
@@ -52,7 +54,7 @@ class Owners:
             self.hurry[lease, slot].set_result(None)
         if (lease, slot) in self.broken:
             raise EngineError("no")
-        if (lease, slot) in self.kept:
+        if (lease, slot) in self.kept and not last_copy:
             return False
         if (lease, slot) in self.slabs:
             self.taken.append((lease, slot))
@@ -108,6 +110,23 @@ async def test_a_slab_without_another_copy_is_left_alone_for_a_while() -> None:
     assert await batches.evict(8) == 0  # not asked again so soon
     now_s = 60.0
     assert await batches.evict(8) == 4
+
+
+async def test_last_copies_go_only_when_nothing_else_is_lent() -> None:
+    now_s = 5.0
+    slabs = Owners({1: IDLE, 2: IDLE})
+    slabs.kept = {(1, slot) for slot in range(4)}
+    batches = evictor(slabs, lambda: now_s)
+    assert await batches.evict(3, kept_since_s=5.0) == 0  # nobody has refused yet
+    assert await batches.evict(8) == 4
+    assert batches.is_kept((1, 0))
+    now_s = 6.0
+    assert await batches.evict(8, kept_since_s=5.5) == 0  # not since then
+    slabs.slabs.append((2, 9))
+    assert await batches.evict(8, kept_since_s=5.0) == 0  # there is another one
+    assert await batches.evict(1) == 1
+    assert await batches.evict(3, kept_since_s=5.0) == 3
+    assert set(slabs.taken[-3:]) < slabs.kept
 
 
 async def test_one_that_cannot_be_taken_does_not_stop_the_others() -> None:

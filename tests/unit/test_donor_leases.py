@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +31,12 @@ def table_with_lease() -> LeaseTable:
     table.session_opened(1)
     table.grant(RECORD, 1, 0.0)
     return table
+
+
+def grant_used(table: LeaseTable, number: int, session: int = 0, **fields: Any) -> None:
+    """A lease with a slab."""
+    table.grant(lease_record(number, **fields), session, 0.0)
+    table.mapped(number, m.SlotInfo(0, 1, 0))
 
 
 def reclaim(table: LeaseTable, session: int, epoch: int = 1) -> GrantedLease:
@@ -158,9 +166,10 @@ def test_an_expired_lease_never_comes_back() -> None:
 
 def test_leases_are_limited() -> None:
     table = table_with_lease()
+    table.mapped(7, m.SlotInfo(0, 1, 0))
     for number in range(3):
-        table.check_room(number, HOST, 8)
-        table.grant(lease_record(10 + number), 0, 0.0)
+        assert table.check_room(number, HOST, 8) is None
+        grant_used(table, 10 + number)
     with refused(m.REFUSED_QUOTA):
         table.check_room(9, "10.0.0.8", 8)
     with pytest.raises(ValueError, match="exists"):
@@ -188,8 +197,8 @@ def test_one_host_has_so_many_leases_whatever_names_it_gives_itself() -> None:
     table = LeaseTable(10.0, 100, consumer_leases_max=3)
     for number in range(3):
         table.check_room(number, HOST, 8)
-        names = {"host_name": f"host-{number}", "device_id": f"device-{number}"}
-        table.grant(lease_record(number, **names), 0, 0.0)
+        names: dict[str, Any] = {"host_name": f"host-{number}", "device_id": f"device-{number}"}
+        grant_used(table, number, **names)
     with refused(m.REFUSED_QUOTA):
         table.check_room(3, HOST, 8)
     table.check_room(3, "10.0.0.8", 8)
@@ -201,11 +210,47 @@ def test_one_host_has_so_many_leases_whatever_names_it_gives_itself() -> None:
     table.check_room(3, HOST, 8)
 
 
+def spare(table: LeaseTable, consumer: str, slots_max: int = 8) -> int | None:
+    """The lease that would end for another one of that consumer."""
+    found = table.check_room(99, consumer, slots_max)
+    return None if found is None else found.lease
+
+
+def test_a_lease_without_a_slab_goes_first_of_who_has_most() -> None:
+    """One machine with five addresses had all 256."""
+    table = LeaseTable(10.0, 8)
+    table.session_opened(1)
+    addresses = {number: f"10.0.0.{number % 3}:1" for number in range(1, 8)}
+    for number, address in addresses.items():
+        table.grant(lease_record(number, address=address), 1, 0.0)
+    assert spare(table, "10.0.0.9") is None
+    grant_used(table, 20, 1, address="10.0.0.8:1")
+    # 10.0.0.1 has three; the others have two.
+    assert spare(table, "10.0.0.9") == 1
+    table.expire(1)
+    assert spare(table, "10.0.0.9") == 2
+    # First of all one whose device is away.
+    table.remove(1)
+    table.grant(lease_record(30, address="10.0.0.7:1"), 0, 0.0)
+    assert spare(table, "10.0.0.9") == 30
+
+
+def test_a_host_at_its_limit_ends_its_own_spare_leases() -> None:
+    table = LeaseTable(10.0, 100, consumer_leases_max=2)
+    table.session_opened(1)
+    grant_used(table, 1, 1)
+    table.grant(lease_record(2, slots_max=SLOTS_MAX), 1, 0.0)
+    table.grant(lease_record(3, address="10.0.0.8:1"), 0, 0.0)
+    assert spare(table, HOST) == 2
+    table.remove(2)
+    assert spare(table, HOST) is None
+
+
 def test_the_slots_of_one_host_are_bounded() -> None:
     table = LeaseTable(10.0, 100)
     for number in range(CONSUMER_SLOTS_MAX // SLOTS_MAX):
         table.check_room(number, HOST, SLOTS_MAX)
-        table.grant(lease_record(number, slots_max=SLOTS_MAX), 0, 0.0)
+        grant_used(table, number, slots_max=SLOTS_MAX)
     with refused(m.REFUSED_QUOTA):
         table.check_room(90, HOST, 1)
     table.check_room(90, "10.0.0.8", SLOTS_MAX)

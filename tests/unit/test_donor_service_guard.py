@@ -69,7 +69,9 @@ class Owners:
     async def activity(self, lease: int, wait_s: float) -> dict[int, float]:
         return {slot: float(slot) for slot in self.slots}
 
-    async def evict(self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0) -> bool:
+    async def evict(
+        self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0, *, last_copy: bool = False
+    ) -> bool:
         assert move_ms == 3000
         self.store.unmap(lease, slot, self.slots.pop(slot), 0)
         self.taken.append(slot)

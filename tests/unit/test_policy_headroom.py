@@ -48,7 +48,7 @@ def test_a_busy_host_gets_free_slabs_back_then_mapped_ones() -> None:
     pool = PoolState(free=3, dirty=1, mapped=10)
     assert after([43 * GIB], pool) == HarvestPlan(0, 1, 0)
     assert after([46 * GIB], pool) == HarvestPlan(0, 4, 0)
-    assert after([48 * GIB], pool) == HarvestPlan(0, 4, 2)
+    assert after([48 * GIB], pool) == HarvestPlan(0, 4, 2, broken=True)
 
 
 def test_a_spike_releases_free_slabs_but_evicts_nothing() -> None:
@@ -61,8 +61,12 @@ def test_a_spike_releases_free_slabs_but_evicts_nothing() -> None:
 def test_what_is_taken_suddenly_and_deeply_does_not_wait_for_the_average() -> None:
     pool = PoolState(free=2, dirty=0, mapped=10)
     # 60 GiB of others leave nothing: two free slabs go, and what the full headroom still lacks.
-    assert after([30 * GIB] * 20 + [60 * GIB], pool) == HarvestPlan(0, 2, 10, urgent=True)
-    assert after([30 * GIB] * 20 + [51 * GIB], pool) == HarvestPlan(0, 2, 5, urgent=True)
+    assert after([30 * GIB] * 20 + [60 * GIB], pool) == HarvestPlan(
+        0, 2, 10, urgent=True, broken=True
+    )
+    assert after([30 * GIB] * 20 + [51 * GIB], pool) == HarvestPlan(
+        0, 2, 5, urgent=True, broken=True
+    )
 
 
 def test_the_slack_is_what_is_left_before_that() -> None:

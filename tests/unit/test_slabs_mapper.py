@@ -133,10 +133,10 @@ async def test_the_half_minute_begins_again_with_each_use() -> None:
 @in_virtual_time
 async def test_lost_pages_are_added_up_in_one_alarm() -> None:
     w = SlabWorld(has_backup=False)
-    w.mapper.pages_lost(3)
-    w.mapper.pages_lost(4)
+    w.mapper.pages_lost(3, "with donors that are gone")
+    w.mapper.pages_lost(4, "to donor x")
     assert w.mapper.counts.lost_pages == 7
-    assert w.mapper.alarms["lost-pages"].startswith("7 pages are lost")
+    assert w.mapper.alarms["lost-pages"] == "7 pages are lost to donor x, as there is no backup"
     w.engine.close()
 
 

@@ -187,6 +187,7 @@ complete -c infiniswap -n '_shtab__infiniswap_using donor leases; and test $_sht
 complete -c infiniswap -n '_shtab__infiniswap_using donor; and test $_shtab__infiniswap_npos -eq 0' -a drain -d 'take back every slab and lend none'
 complete -c infiniswap -n '_shtab__infiniswap_using donor drain' -s h -l help -d 'show this help message and exit'
 complete -c infiniswap -n '_shtab__infiniswap_using donor drain' -l no-wait -d 'return before the last slab is back'
+complete -c infiniswap -n '_shtab__infiniswap_using donor drain' -l force -d 'in the end also take slabs that hold the only copies of pages: their devices lose these pages'
 complete -c infiniswap -n '_shtab__infiniswap_using donor drain' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file (TOML)'
 complete -c infiniswap -n '_shtab__infiniswap_using donor drain' -l secret-file -xka "(__fish_complete_path (commandline -ct))" -d 'file with the cluster secret (mode 0600)'
 complete -c infiniswap -n '_shtab__infiniswap_using donor drain; and test $_shtab__infiniswap_npos -eq 0' -ka "(_infiniswap_donors)" -d 'the donor'"'"'s name or control address'

@@ -175,11 +175,18 @@ class DonorLink:
     # ----------------------------------------------- what the donor asks (SessionHandler)
 
     async def evict(
-        self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
+        self,
+        lease: int,
+        slot: int,
+        generation: int,
+        deadline_s: float,
+        move_s: float,
+        *,
+        last_copy: bool = False,
     ) -> None:
         """See SessionHandler and MappedSlabs."""
         if self._is_ours(lease):
-            await self.slabs.evict(slot, generation, deadline_s, move_s)
+            await self.slabs.evict(slot, generation, deadline_s, move_s, last_copy=last_copy)
 
     async def activity(self, lease: int) -> Mapping[int, float]:
         """See SessionHandler."""

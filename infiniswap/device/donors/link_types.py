@@ -62,5 +62,5 @@ class SlabKeeper(Protocol):
         """The donor keeps its slabs in spite of its faults, as there is no backup: it gets no
         further ones for a while."""
 
-    def pages_lost(self, pages: int) -> None:
-        """`pages` pages had no other copy."""
+    def pages_lost(self, pages: int, why: str) -> None:
+        """`pages` pages had no other copy; `why` follows "are lost"."""

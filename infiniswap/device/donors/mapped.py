@@ -159,11 +159,20 @@ class MappedSlabs:
 
     # --------------------------------------------------------------------- by the donor
 
-    async def evict(self, slot: int, generation: int, deadline_s: float, move_s: float) -> None:
+    async def evict(
+        self,
+        slot: int,
+        generation: int,
+        deadline_s: float,
+        move_s: float,
+        *,
+        last_copy: bool = False,
+    ) -> None:
         """The donor takes a slab back; the return of this method is DONE.
 
         Raises:
-            RequestRefusedError: without a backup its pages are nowhere else.
+            RequestRefusedError: without a backup its pages are nowhere else, and the donor would
+                respect that (not `last_copy`).
             TimeoutError: requests are still in flight there at the deadline.
             SessionLostError: there is no session for the answer.
         """
@@ -174,7 +183,8 @@ class MappedSlabs:
         self._faults.announce(generation, asyncio.get_running_loop().time(), deadline_s)
         for slab, place in self._in(slot, generation):
             moved = await self._move(slab, move_s)
-            if not moved and not self._connections.config.has_backup:
+            is_only = not moved and not self._connections.config.has_backup
+            if is_only and not last_copy:
                 self._refused = {*self._refused.intersection(self.places.values()), place}
                 raise RequestRefusedError(
                     "the device has no backup, so these pages are nowhere else",
@@ -183,13 +193,15 @@ class MappedSlabs:
             if self.places.get(slab) != place:
                 continue  # a repeated request: it has gone meanwhile, or has come back since
             try:
-                is_first = await self._drain(slab, place, max(deadline_s - move_s, 0.1))
+                wait_s = max(deadline_s - move_s, 0.1)
+                is_first = await self._drain(slab, place, wait_s, is_taken=is_only)
             except TimeoutError:
                 self._keeper.evicted(self._link, slab)  # past the deadline it is taken anyway
                 raise
             if is_first:
                 self._keeper.evicted(self._link, slab)
                 how = "every page was copied first" if moved else "read from the backup"
+                how = "there is no other copy" if is_only else how
                 log.info("slab %d: evicted by donor %s (%s)", slab, self._address, how)
                 if place in self._refused:
                     await self._tell(place)
@@ -213,9 +225,11 @@ class MappedSlabs:
 
     # ---------------------------------------------------------------------------- drains
 
-    async def _drain(self, slab: int, place: Place, wait_s: float) -> bool:
+    async def _drain(
+        self, slab: int, place: Place, wait_s: float, *, is_taken: bool = False
+    ) -> bool:
         """Unmaps the slab in the engine and forgets it. Several callers may wait for one drain; it
-        returns True to one of them only.
+        returns True to one of them only. `is_taken`: the donor takes only copies by force.
 
         Raises:
             TimeoutError: requests are still in flight there.
@@ -228,7 +242,10 @@ class MappedSlabs:
                 pages = self._engine.slab_pages_at(slab, remote, place.generation)[0]
             self._engine.slab_unmap(slab, remote, place.generation)
             if pages and not self._connections.is_closing:
-                self._keeper.pages_lost(pages)
+                why = "with donors that are gone"
+                if is_taken:
+                    why = f"to donor {self._address}, which took back slabs with the only copies"
+                self._keeper.pages_lost(pages, why)
         except EngineError:
             pass  # another caller drains it, or it is drained
         # A slab without requests in flight is drained at once.

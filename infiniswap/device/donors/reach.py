@@ -167,10 +167,17 @@ class _Way:
     # ------------------------------------------------------------- see SessionHandler
 
     async def evict(
-        self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
+        self,
+        lease: int,
+        slot: int,
+        generation: int,
+        deadline_s: float,
+        move_s: float,
+        *,
+        last_copy: bool = False,
     ) -> None:
         """See SessionHandler."""
-        await self._handler.evict(lease, slot, generation, deadline_s, move_s)
+        await self._handler.evict(lease, slot, generation, deadline_s, move_s, last_copy=last_copy)
 
     async def activity(self, lease: int) -> Mapping[int, float]:
         """See SessionHandler."""

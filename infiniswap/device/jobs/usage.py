@@ -24,7 +24,7 @@ from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import SYS, parse_key_values, try_read_text
 from infiniswap.system.memory import CgroupMemory
 from infiniswap.system.swap import SwapArea
-from infiniswap.units import MIB, PAGE_BYTES, format_size_short
+from infiniswap.units import MIB, PAGE_BYTES, counted, format_size_short
 
 _WHY: Final = {
     "unmapped": "the slab had no donor",
@@ -286,7 +286,7 @@ def summarize(
 
 def describe_oom(summary: Summary, size_bytes: int) -> str:
     """Which limit ran out, and what to do."""
-    killed = f"the kernel killed {_count(summary.oom_kills, 'process')} of the job: "
+    killed = f"the kernel killed {counted(summary.oom_kills, 'process')} of the job: "
     local = format_size_short(summary.local_bytes)
     if summary.limit == "device":
         return (
@@ -353,7 +353,7 @@ def describe(summary: Summary) -> list[str]:
         lines.append(f"donors gone meanwhile: {gone}")
     if s.take_overs:
         lines.append(
-            f"another process of the device took over {_count(s.take_overs, 'time')}; up to a "
+            f"another process of the device took over {counted(s.take_overs, 'time')}; up to a "
             "second of paging before each is not counted"
         )
     if s.other_swap_bytes:
@@ -416,8 +416,3 @@ def choose_size(choices: Mapping[str, int]) -> tuple[int, str]:
     """
     why = min(choices, key=lambda name: choices[name])
     return choices[why] // MIB * MIB, why
-
-
-def _count(number: int, noun: str) -> str:
-    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number} {noun}{ending}"

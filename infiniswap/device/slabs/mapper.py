@@ -151,13 +151,12 @@ class SlabMapper:
         """A donor with faults keeps what only it has."""
         self.known_donors.avoided(link, why)
 
-    def pages_lost(self, pages: int) -> None:
+    def pages_lost(self, pages: int, why: str) -> None:
         """So many pages had no other copy. Reading one is an error from now on, never zeros."""
         self.counts.lost_pages += pages
         self.alarms.sound(
             "lost-pages",
-            f"{self.counts.lost_pages} pages are lost with donors that are gone, as there is "
-            "no backup",
+            f"{self.counts.lost_pages} pages are lost {why}, as there is no backup",
             events.PAGES_LOST,
         )
 

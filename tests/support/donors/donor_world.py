@@ -96,12 +96,21 @@ class Handler:
         self.answer_evict.set()
         self.rates: Mapping[int, float] = {0: 12.5}
         self.has_backup = True
+        self.last_copies = 0
         self.device: m.DeviceFigures | None = None
 
     async def evict(
-        self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
+        self,
+        lease: int,
+        slot: int,
+        generation: int,
+        deadline_s: float,
+        move_s: float,
+        *,
+        last_copy: bool = False,
     ) -> None:
         self.move_s.append(move_s)
+        self.last_copies += last_copy
         if not self.has_backup:
             raise RequestRefusedError("the only copy", reason=m.REFUSED_ONLY_COPY)
         await self.answer_evict.wait()

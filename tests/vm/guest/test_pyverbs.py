@@ -117,7 +117,14 @@ class Handler(QuietHandler):
         self._ended = asyncio.Event()
 
     async def evict(
-        self, lease: int, slot: int, generation: int, deadline_s: float, move_s: float
+        self,
+        lease: int,
+        slot: int,
+        generation: int,
+        deadline_s: float,
+        move_s: float,
+        *,
+        last_copy: bool = False,
     ) -> None:
         if self.stubborn:
             await self._ended.wait()
