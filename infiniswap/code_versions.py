@@ -82,7 +82,11 @@ def processes(top: Path, *, proc: Path = PROC) -> list[CodeProcess]:
     seen = {int(path.name): _look(path) for path in proc.iterdir() if path.name.isdecimal()}
     found = []
     for version in versions(top):
-        runs = {pid for pid, process in seen.items() if process.is_of(version)}
+        runs = {
+            pid
+            for pid, process in seen.items()
+            if process.is_of(version) and _is_in_root_of(proc / str(pid), version)
+        }
         for pid in sorted(runs - {os.getpid()}):
             children = {child for child, process in seen.items() if process.parent == pid}
             if seen[pid].is_holder and children and not children & runs:
@@ -112,6 +116,16 @@ def sweep(top: Path, *, proc: Path = PROC) -> list[CodeProcess]:
         except OSError as error:
             raise from_oserror("cannot remove earlier code", error, where=str(path)) from error
     return kept
+
+
+def _is_in_root_of(process: Path, version: Path) -> bool:
+    """Whether the process means the same directory by that name: in a container it is another."""
+    try:
+        return os.path.samefile(version, f"{process}/root{version}")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # it may not be looked at
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ from infiniswap.errors import from_oserror
 from infiniswap.planning.prediction import Measured
 from infiniswap.system.files import try_read_text
 
+NAME: Final = "plan-history.json"
 _KEPT_MAX: Final = 64
 
 
 def path_in(state_dir: Path) -> Path:
     """Its place."""
-    return state_dir / "plan-history.json"
+    return state_dir / NAME
 
 
 def read(path: Path) -> tuple[Measured, ...]:

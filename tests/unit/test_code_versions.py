@@ -31,12 +31,15 @@ class Host:
     def version(self, name: str) -> Path:
         return self.top / name
 
-    def process(self, *words: str, exe: str = "/usr/bin/python3.11", parent: int = 1) -> int:
+    def process(
+        self, *words: str, exe: str = "/usr/bin/python3.11", parent: int = 1, root: str = "/"
+    ) -> int:
         pid = next(self._pids)
         process = self.proc / str(pid)
         process.mkdir()
         (process / "cmdline").write_bytes(b"".join(os.fsencode(word) + b"\0" for word in words))
         (process / "exe").symlink_to(exe)
+        (process / "root").symlink_to(root)
         (process / "stat").write_text(f"{pid} (a) b) S {parent} 1 1\n")
         (process / "cgroup").write_text("1:name=systemd:/\n0::/system.slice/infiniswapd.service\n")
         return pid
@@ -72,6 +75,20 @@ def test_a_version_that_a_process_runs_stays(host: Host) -> None:
     shutil.rmtree(host.proc / str(pid))
     assert host.sweep() == []
     assert not host.version("old").exists()
+
+
+def test_a_process_of_another_root_needs_no_version(host: Host, tmp_path: Path) -> None:
+    container = tmp_path / "container"
+    python = f"{host.version('old')}/bin/python3"
+    without = host.process(python, "-m", "infiniswap.device", root=str(container))
+    assert code_versions.processes(host.top, proc=host.proc) == []
+    (container / str(host.version("old"))[1:]).mkdir(parents=True)
+    assert code_versions.processes(host.top, proc=host.proc) == []
+    (host.proc / str(without) / "root").unlink()
+    (host.proc / str(without) / "root").symlink_to("/")
+    assert [process.pid for process in code_versions.processes(host.top, proc=host.proc)] == [
+        without
+    ]
 
 
 def test_a_version_stays_for_a_holder_without_a_child(host: Host) -> None:

@@ -14,6 +14,8 @@ from infiniswap.cli import service
 from infiniswap.cli.common import declared_devices
 from infiniswap.cli.main import build_parser, main
 from infiniswap.errors import ConflictError, NotPermittedError, UsageError
+from infiniswap.planning import history
+from infiniswap.planning.prediction import Measured
 from infiniswap.rights import DONOR_USER, device_capabilities
 from infiniswap.system import service_units, systemd
 from infiniswap.system.service_units import DAEMON_UNIT, DEVICE_UNIT, UNIT_DIR, UNITS
@@ -347,6 +349,18 @@ def test_purge_removes_what_the_configuration_names_beside_it_and_nothing_elsewh
     assert f"not name them: link in {etc}; remove" in said.out
     assert f"not name them: mine in {root}/var/lib/infiniswap; remove" in said.out
     assert "uninstall --purge" not in said.out
+
+
+def test_purge_removes_what_plans_measured_and_half_written_files(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = root / "var/lib/infiniswapd"
+    history.add(history.path_in(state), Measured(1.0, 2.0))
+    for name in (".plan-history.json.4711", ".host-secret.0a1b2c3d", ".donor.crt.abc"):
+        (state / name).touch()
+    assert call("uninstall", root, "--purge") == 0
+    assert not state.exists()
+    assert "do not belong to Infiniswap" not in capsys.readouterr().out
 
 
 def test_units_and_drop_ins_of_others_stay(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

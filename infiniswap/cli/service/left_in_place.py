@@ -16,6 +16,7 @@ from pathlib import Path
 from infiniswap.config import DEFAULT_PATH, SECTIONS, Config, DaemonConfig
 from infiniswap.device.spec.rundir import LINK_DIR
 from infiniswap.errors import from_oserror
+from infiniswap.planning import history
 
 _NAMES_MAX = 5
 
@@ -42,11 +43,11 @@ class LeftPlace:
 def places(root: Path, config: Config) -> tuple[LeftPlace, ...]:
     """Every directory that daemon, devices and `infiniswap init` make, below the root."""
     purge = "infiniswap service uninstall --purge"
-    of_donor = ("*.drain", "donor.pem", "donor.crt", "host-secret")
+    state = ("*.drain", "donor.pem", "donor.crt", "host-secret", history.NAME)
     of_port = ("metrics.pem", "metrics.crt")
     host_key = ("host-key", "host-key.tpm")
     kept = ("*.device", "*.tables", "*.key", "*.backup", *host_key)
-    contents = (*kept, *of_port, *of_donor)
+    contents = (*kept, *of_port, *state)
     found = [
         LeftPlace(
             DEFAULT_PATH.parent,
@@ -56,9 +57,9 @@ def places(root: Path, config: Config) -> tuple[LeftPlace, ...]:
             tuple(_named(config)),
         ),
         LeftPlace(config.device.backup_dir, "contents of stopped devices", purge, contents),
-        LeftPlace(config.daemon.state_dir, "state of the donor", purge, of_donor),
+        LeftPlace(config.daemon.state_dir, "state of the donor, and of plans", purge, state),
         # systemd makes it in any case.
-        LeftPlace(DaemonConfig().state_dir, "state of the donor", purge, of_donor),
+        LeftPlace(DaemonConfig().state_dir, "state of the donor, and of plans", purge, state),
         LeftPlace(
             config.device.run_dir, "devices that run or have died", "infiniswap device remove NAME"
         ),
@@ -89,13 +90,20 @@ def _named(config: Config) -> Iterator[Path]:
 
 def own_files(place: LeftPlace) -> list[Path]:
     """Files there that `--purge` removes."""
-    found = {path for pattern in place.own for path in place.path.glob(pattern)}
+    found = {path for pattern in _patterns(place) for path in place.path.glob(pattern)}
     found |= set(place.named)
     return sorted(
         path
         for path in found
         if _is_below(path, place.path) and (os.path.islink(path) or os.path.isfile(path))
     )
+
+
+def _patterns(place: LeftPlace) -> Iterator[str]:
+    """Of the files, and of those that were being written under another name."""
+    for pattern in place.own:
+        head, slash, name = pattern.rpartition("/")
+        yield from (pattern, f"{head}{slash}.{name}.*")
 
 
 def _is_below(path: Path, directory: Path) -> bool:
