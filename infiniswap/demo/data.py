@@ -9,9 +9,9 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from infiniswap.code_versions import packaged_in
 from infiniswap.demo.children import Child
 from infiniswap.errors import UnavailableError, from_oserror
+from infiniswap.extras import DEMO, how_to_install
 
 TABLES = ("lineitem", "orders", "customer")
 _GENERATE_S_MAX = 600.0
@@ -21,17 +21,6 @@ def generator() -> str | None:
     """Path of the program, None when it is not installed."""
     beside = Path(sysconfig.get_path("scripts")) / "tpchgen-cli"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("tpchgen-cli")
-
-
-def how_to_install() -> str:
-    """The remedy where the job's libraries are not installed."""
-    if packaged_in() is None:
-        return "Install: pip install 'infiniswap[demo]'."
-    return (
-        "The Debian package has none of the demo's libraries. Install the wheel beside it, in the "
-        "current directory: python3 -m venv demo; demo/bin/pip install infiniswap-*.whl pandas "
-        "pyarrow tpchgen-cli; sudo demo/bin/infiniswap demo."
-    )
 
 
 def cache_dir(scale: str) -> Path:
@@ -59,7 +48,8 @@ def generate(target: Path, scale: str) -> None:
     """
     program = generator()
     if program is None:
-        raise UnavailableError("tpchgen-cli is not installed", mend=how_to_install())
+        mend = how_to_install(DEMO, "infiniswap demo", as_root=True)
+        raise UnavailableError("tpchgen-cli is not installed", mend=mend)
     argv = [program, "parquet", "--quiet", "--scale-factor", scale]
     argv += ["--tables", ",".join(TABLES), "--output-dir", str(target)]
     child = Child("tpchgen-cli", argv, target.with_name("tpchgen.log"))

@@ -18,6 +18,7 @@ from infiniswap.errors import (
     SystemCallError,
     UnavailableError,
 )
+from infiniswap.extras import DEMO, how_to_install
 from infiniswap.system.memory import host_memory, memory_hierarchy
 from infiniswap.system.programs import find, missing
 from infiniswap.units import GIB, format_size_short
@@ -73,7 +74,8 @@ def check_packages(
     if find_generator() is None:
         absent.append("tpchgen-cli")
     if absent:
-        raise UnavailableError(f"not installed: {', '.join(absent)}", mend=data.how_to_install())
+        mend = how_to_install(DEMO, "infiniswap demo", as_root=True)
+        raise UnavailableError(f"not installed: {', '.join(absent)}", mend=mend)
 
 
 def check_tools(tools: Iterable[str]) -> None:

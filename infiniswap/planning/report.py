@@ -11,6 +11,7 @@ from typing import Final
 from rich.table import Table
 
 from infiniswap.errors import UnavailableError, from_oserror
+from infiniswap.extras import how_to_install
 from infiniswap.planning.prediction import Point
 from infiniswap.planning.trials import Trial
 from infiniswap.units import format_size_short
@@ -18,7 +19,6 @@ from infiniswap.units import format_size_short
 _BAR: Final = 24
 """Columns of the longest time."""
 _DPI: Final = 100
-INSTALL: Final = "Install: pip install 'infiniswap[simulate]'."
 _AHEAD: Final = 0.05
 """Of its time: what a first run takes longer is mentioned."""
 
@@ -122,6 +122,11 @@ def _tried(plan: Planned, trial: Trial) -> str:
     return f"{limit}{trial.elapsed_s:.1f} s, a slowdown of {slowdown:.2f}"
 
 
+def install() -> str:
+    """The remedy where matplotlib is missing."""
+    return how_to_install(["matplotlib"], "infiniswap plan --plot FILE -- COMMAND", as_root=True)
+
+
 def draw(plan: Planned, path: Path) -> None:
     """Writes a PNG file: time and page-ins against the limit.
 
@@ -133,7 +138,7 @@ def draw(plan: Planned, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UnavailableError(
-            f"a plot needs matplotlib: {error}", where="--plot", mend=INSTALL
+            f"a plot needs matplotlib: {error}", where="--plot", mend=install()
         ) from error
     mib = [point.limit_bytes / 2**20 for point in plan.curve]
     figure = Figure(figsize=(10, 4), layout="constrained")

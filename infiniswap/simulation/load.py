@@ -11,16 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from infiniswap.errors import ConfigError, UnavailableError
+from infiniswap.extras import SIMULATE, how_to_install
 from infiniswap.simulation.scenario import Scenario
 from infiniswap.simulation.trace import Trace, read_trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-INSTALL: Final = "Install them: pip install 'infiniswap[simulate]'."
 
 _MINUTE_S = 60.0
 _DAY_S = 86_400.0
@@ -142,11 +141,16 @@ def host_load(scenario: Scenario, seed: int) -> HostLoad:
     return Constant(scenario.cluster.hosts, 0)
 
 
+def install() -> str:
+    """The remedy where a library of the simulation is missing."""
+    return how_to_install(SIMULATE, "infiniswap simulate SCENARIO")
+
+
 def _numpy() -> Any:
     try:
         import numpy
     except ImportError as error:
         raise UnavailableError(
-            f"this scenario needs numpy: {error}", where="load.quantiles", mend=INSTALL
+            f"this scenario needs numpy: {error}", where="load.quantiles", mend=install()
         ) from error
     return numpy

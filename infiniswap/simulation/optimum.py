@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from infiniswap.errors import DeadlineError, UnavailableError
-from infiniswap.simulation.load import INSTALL
+from infiniswap.simulation.load import install
 from infiniswap.simulation.world import World
 
 VARIABLES_MAX: Final = 100_000
@@ -135,6 +135,6 @@ def _packages() -> tuple[Any, Any, Any]:
         from scipy import optimize, sparse
     except ImportError as error:
         raise UnavailableError(
-            f"[optimum] needs numpy and scipy: {error}", where="optimum", mend=INSTALL
+            f"[optimum] needs numpy and scipy: {error}", where="optimum", mend=install()
         ) from error
     return numpy, optimize, sparse

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infiniswap.errors import UnavailableError, from_oserror
-from infiniswap.simulation.load import INSTALL
+from infiniswap.simulation.load import install
 from infiniswap.simulation.measures import Result
 from infiniswap.simulation.runner import Simulated
 
@@ -41,7 +41,7 @@ def _figure(outcome: Simulated) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UnavailableError(
-            f"a plot needs matplotlib: {error}", where="--plot", mend=INSTALL
+            f"a plot needs matplotlib: {error}", where="--plot", mend=install()
         ) from error
     if outcome.cluster is not None:
         figure = Figure(figsize=(11, 7), layout="constrained")

@@ -16,6 +16,7 @@ from support.machine.ran import ran
 from support.machine.wheels import make_wheel
 
 from infiniswap.errors import CheckFailedError, NotPermittedError, UnavailableError
+from infiniswap.extras import DEMO
 
 pytestmark = [
     *NEEDS_SWAP,
@@ -71,8 +72,8 @@ class FreshSystem:
         assert done.returncode == 0, done.stderr
         done = self.run("python3", "-m", "venv", "/opt/infiniswap")
         assert done.returncode == 0, done.stderr
-        for what in (f"/packages/{wheel.name}", "infiniswap[demo]"):
-            done = self.run("pip", "install", "--no-index", "--find-links", "/packages", what)
+        for what in ((f"/packages/{wheel.name}",), DEMO):
+            done = self.run("pip", "install", "--no-index", "--find-links", "/packages", *what)
             assert done.returncode == 0, done.stderr
 
 

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.machine.ran import ran
 
+from infiniswap import extras
 from infiniswap.demo import children, data, legs, requirements, volume
 from infiniswap.errors import (
     DeadlineError,
@@ -19,6 +22,7 @@ from infiniswap.errors import (
     SystemCallError,
     UnavailableError,
 )
+from infiniswap.extras import DEMO, SIMULATE
 from infiniswap.system.interrupts import Interrupted, Interrupts
 from infiniswap.units import GIB
 
@@ -26,17 +30,35 @@ from infiniswap.units import GIB
 
 
 def test_missing_packages_and_tools_are_named_with_the_remedy() -> None:
-    told = r"pandas, pyarrow, tpchgen-cli.*pip install 'infiniswap\[demo\]'"
+    told = r"pandas, pyarrow, tpchgen-cli.*-m pip install pandas pyarrow tpchgen-cli"
     with pytest.raises(UnavailableError, match=told):
         requirements.check_packages(lambda name: None, lambda: None)
     requirements.check_packages(lambda name: object(), lambda: "/bin/tpchgen-cli")
 
 
+@pytest.mark.parametrize(("extra", "libraries"), [("demo", DEMO), ("simulate", SIMULATE)])
+def test_libraries_are_named_as_in_the_extras(
+    project_root: Path, extra: str, libraries: tuple[str, ...]
+) -> None:
+    project = tomllib.loads((project_root / "pyproject.toml").read_text())["project"]
+    declared = [re.split("[<>=]", text)[0] for text in project["optional-dependencies"][extra]]
+    assert declared == list(libraries)
+
+
+def test_the_name_of_a_foreign_project_is_not_installed(project_root: Path) -> None:
+    """The index has a project `infiniswap` that is not this one."""
+    documents = [project_root / "README.md", *(project_root / "docs").rglob("*.md")]
+    texts = [*documents, *(project_root / "infiniswap").rglob("*.py")]
+    wrong = re.compile(r"pip[^\n]* install[^\n]*\binfiniswap(?![-\w/.])")
+    assert [path for path in texts if wrong.search(path.read_text())] == []
+
+
 def test_the_debian_package_names_the_wheel_for_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "packaged_in", lambda: Path("/usr/lib/infiniswap"))
+    monkeypatch.setattr(extras, "packaged_in", lambda: Path("/usr/lib/infiniswap"))
     with pytest.raises(UnavailableError) as caught:
         requirements.check_packages(lambda name: None, lambda: None)
-    assert "demo/bin/infiniswap demo" in caught.value.mend
+    assert "pip install infiniswap-*.whl pandas" in caught.value.mend
+    assert "sudo with-libraries/bin/infiniswap demo" in caught.value.mend
     with pytest.raises(UnavailableError, match="no-such-tool"):
         requirements.check_tools(["sh", "no-such-tool"])
     requirements.check_tools(["sh"])

@@ -110,9 +110,9 @@ def _check(args: argparse.Namespace, command: list[str]) -> None:
             mend="Name a file in a directory that you may write to.",
         )
     if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        from infiniswap.planning.report import INSTALL
+        from infiniswap.planning.report import install
 
-        raise UnavailableError("a plot needs matplotlib", where="--plot", mend=INSTALL)
+        raise UnavailableError("a plot needs matplotlib", where="--plot", mend=install())
     if command and not _can_read_twice():
         raise UsageError(
             "standard input is a pipe, which only the first run could read",
