@@ -194,6 +194,7 @@ class Curve:
         looks: at the run, in order.
         peak_bytes: of the job: with so much nothing is paged in.
         first: pages that went out first.
+        scaled: False counts the page-ins that were seen, and no others.
     """
 
     def __init__(
@@ -202,6 +203,8 @@ class Curve:
         looks: Sequence[Look],
         peak_bytes: int,
         first: First = First(),
+        *,
+        scaled: bool = True,
     ) -> None:
         self._peak_bytes = peak_bytes
         self._first = first
@@ -214,6 +217,8 @@ class Curve:
                 step = max(limit_step, (miss.needs_bytes - 1) // self._step_bytes)
                 seen[min(STEPS - 1, step)] += miss.weight
         scales = [self._scale(looks, step * self._step_bytes) for step in range(STEPS)]
+        if not scaled:
+            scales = [min(1.0, scale) for scale in scales]
         lowest = next((step for step, scale in enumerate(scales) if scale), STEPS)
         pages = [count * scale for count, scale in zip(seen, scales, strict=True)]
         near = pages[lowest : lowest + _SLOPE_STEPS]

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from infiniswap.planning.misses import Curve, First, Look, Miss
 from infiniswap.units import MIB, PAGE_BYTES
 
-SHARES: Final = (100, 95, 90, 85, 80, 75, 70, 65, 60, 55, 50, 45, 40, 35, 30, 25)
-"""Limits that are predicted, percent of the job's peak."""
+Source = Literal["measured", "estimated", "at least"]
+"""Where a time comes from: a run with that limit to its end; the pages that came back in another
+run; or what was seen until a limit was taken away, so that the time may be longer."""
 
 OUT_WEIGHT: Final = 0.35
 """What a page-out costs, in page-ins: the job waits for less of it."""
@@ -40,6 +41,7 @@ class Probe:
         found: the page-ins, each with what it needs; empty: they could not be told apart.
         looks: at it, in order.
         first: pages that went out first.
+        is_cut: the limit was taken away before the end.
     """
 
     elapsed_s: float
@@ -50,6 +52,7 @@ class Probe:
     found: Sequence[Miss]
     looks: Sequence[Look]
     first: First = First()
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +70,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The prediction for one limit.
+    """What one limit costs.
 
     Attributes:
         elapsed_s: time of the job.
         slowdown: the same, as a multiple of its time without a limit.
         page_ins: pages that come back.
         remote_bytes: what the limit leaves to donors, at the job's peak.
+        source: of the time and the page-ins.
     """
 
     limit_bytes: int
@@ -81,6 +85,7 @@ class Point:
     slowdown: float
     page_ins: int
     remote_bytes: int
+    source: Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,8 @@ class Model:
         peak_bytes: the most memory that it used.
         held_bytes: the most that it held, with what it had given up and may take again.
         curve: page-ins against the limit.
+        seen: page-ins that were seen at least, where the limit was taken away before the end;
+            None: it was not.
         outs_again: page-outs for each page-in, beyond the first one of each page.
         page_s: what a page costs.
         from_history: share of `page_s` that comes from earlier plans.
@@ -101,21 +108,32 @@ class Model:
     peak_bytes: int
     held_bytes: int
     curve: Curve
+    seen: Curve | None
     outs_again: float
     page_s: float
     from_history: float
 
     def at(self, limit_bytes: int) -> Point:
         """The prediction. With more memory it never says more time."""
-        remote_bytes = max(0, self.peak_bytes - limit_bytes)
-        ins = self.curve.at(limit_bytes)
-        outs = ins * self.outs_again + remote_bytes / PAGE_BYTES
-        elapsed_s = self.elapsed_s + (ins + outs * OUT_WEIGHT) * self.page_s
-        return Point(limit_bytes, elapsed_s, elapsed_s / self.elapsed_s, round(ins), remote_bytes)
+        return self._by(self.curve, limit_bytes, "estimated")
 
-    def points(self) -> tuple[Point, ...]:
-        """From the whole peak down."""
-        return tuple(self.at(limit_of(self.peak_bytes, share)) for share in SHARES)
+    def known(self, limit_bytes: int) -> Point:
+        """The prediction, or the least that it may be where not all of the job was seen."""
+        if self.seen is None:
+            return self.at(limit_bytes)
+        return self._by(self.seen, limit_bytes, "at least")
+
+    def ran(self, limit_bytes: int, elapsed_s: float, page_ins: int, source: Source) -> Point:
+        """The point of a run."""
+        remote_bytes = max(0, self.peak_bytes - limit_bytes)
+        slowdown = elapsed_s / self.elapsed_s
+        return Point(limit_bytes, elapsed_s, slowdown, page_ins, remote_bytes, source)
+
+    def _by(self, curve: Curve, limit_bytes: int, source: Source) -> Point:
+        ins = curve.at(limit_bytes)
+        outs = ins * self.outs_again + max(0, self.peak_bytes - limit_bytes) / PAGE_BYTES
+        elapsed_s = self.elapsed_s + (ins + outs * OUT_WEIGHT) * self.page_s
+        return self.ran(limit_bytes, elapsed_s, round(ins), source)
 
     def smallest(self, slowdown: float) -> Point:
         """The least limit, in whole MiB, with at most that slowdown."""
@@ -161,11 +179,13 @@ def fit(
     first = max(0, peak_bytes - probe.limit_bytes) / PAGE_BYTES
     again = max(0.0, probe.page_outs - first) / probe.page_ins if probe.page_ins else 0.0
     found = probe.found or _evenly(probe, peak_bytes)
+    seen = Curve(found, probe.looks, peak_bytes, scaled=False) if probe.is_cut else None
     return Model(
         elapsed_s,
         peak_bytes,
         max(held_bytes, peak_bytes),
         Curve(found, probe.looks, peak_bytes, probe.first),
+        seen,
         min(1.0, again),
         _ratio(own.lost_s, own.pages, _cost(history)),
         _FEW_PAGES**2 / (own.pages**2 + _FEW_PAGES**2),

@@ -12,13 +12,19 @@ from rich.table import Table
 
 from infiniswap.errors import UnavailableError, from_oserror
 from infiniswap.extras import how_to_install
-from infiniswap.planning.prediction import Point
+from infiniswap.planning.prediction import Point, Source
 from infiniswap.planning.trials import Trial
 from infiniswap.units import format_size_short
 
 _BAR: Final = 24
 """Columns of the longest time."""
 _DPI: Final = 100
+_MARKS: Final[dict[Source, str]] = {"measured": "", "estimated": "~ ", "at least": "≥ "}
+_MEANING: Final[dict[Source, str]] = {
+    "measured": "",
+    "estimated": "estimated from the pages that came back with half of the memory",
+    "at least": "at least that, as the limit was taken away before the job ended",
+}
 _AHEAD: Final = 0.05
 """Of its time: what a first run takes longer is mentioned."""
 
@@ -35,6 +41,7 @@ class Planned:
         peak_bytes: the most memory that the job used, file cache left out.
         probe_limit_bytes: of the run with half of the memory; None: there was none.
         probe_elapsed_s: its time.
+        probe_is_cut: its limit was taken away before the end.
         probe_page_ins: pages that came in.
         probe_share: of the job's work that it did with a limit.
         page_us: what a page costs.
@@ -42,7 +49,7 @@ class Planned:
         slowdown: that was asked for.
         recommended: the smallest limit for that; None: no prediction.
         type: the command that runs the job so.
-        curve: from the peak down; empty: no prediction.
+        curve: without a limit, then from the highest limit down; empty: no prediction.
         tried: runs with other limits, in order.
         notes: what limits the prediction.
     """
@@ -54,6 +61,7 @@ class Planned:
     peak_bytes: int
     probe_limit_bytes: int | None
     probe_elapsed_s: float
+    probe_is_cut: bool
     probe_page_ins: int
     probe_share: float
     page_us: float
@@ -67,19 +75,20 @@ class Planned:
 
 
 def table(plan: Planned) -> Table:
-    """A line for each limit."""
-    found = Table(title=f"{plan.command}: predicted", title_justify="left")
+    """A line for each limit; those that were not measured are marked."""
+    found = Table(title=f"{plan.command}: time with less memory", title_justify="left")
     for name in ("limit", "of peak", "time", "slowdown", "page-ins", "remote memory"):
         found.add_column(name, justify="right", no_wrap=True)
     found.add_column("time")
     longest_s = max(point.elapsed_s for point in plan.curve)
-    for point in plan.curve:
+    for place, point in enumerate(plan.curve):
+        mark = _MARKS[point.source]
         found.add_row(
-            format_size_short(point.limit_bytes),
+            format_size_short(point.limit_bytes) if place else "none",
             f"{point.limit_bytes / plan.peak_bytes:.0%}",
-            f"{point.elapsed_s:.1f} s",
-            f"{point.slowdown:.2f}",
-            f"{point.page_ins:,}".replace(",", " "),
+            f"{mark}{point.elapsed_s:.1f} s",
+            f"{mark}{point.slowdown:.2f}",
+            mark + f"{point.page_ins:,}".replace(",", " "),
             format_size_short(point.remote_bytes),
             "█" * max(1, round(_BAR * point.elapsed_s / longest_s)),
         )
@@ -88,7 +97,9 @@ def table(plan: Planned) -> Table:
 
 def lines(plan: Planned) -> list[str]:
     """What stands below the table."""
-    said = [
+    sources = {point.source for point in plan.curve}
+    said = [f"{_MARKS[each]}{text}" for each, text in _MEANING.items() if text and each in sources]
+    said += [
         f"{plan.elapsed_s:.1f} s without a limit, and {format_size_short(plan.peak_bytes)} of "
         "memory at the most"
     ]
@@ -98,11 +109,11 @@ def lines(plan: Planned) -> list[str]:
             "then, for example; the times are those of a job that runs again"
         )
     if plan.probe_limit_bytes is not None:
-        said.append(
-            f"measured with {format_size_short(plan.probe_limit_bytes)} and more: "
-            f"{plan.probe_elapsed_s:.1f} s, {plan.probe_page_ins} page-ins"
+        half = Trial(
+            plan.probe_limit_bytes, plan.probe_elapsed_s, plan.probe_page_ins, plan.probe_is_cut
         )
-    said += [_tried(plan, trial) for trial in plan.tried]
+        said.append(f"half of its memory, {_tried(plan, half)}, {plan.probe_page_ins} page-ins")
+    said += [f"tried: {_tried(plan, trial)}" for trial in plan.tried]
     said += plan.notes
     if plan.recommended is not None:
         limit = format_size_short(plan.recommended.limit_bytes)
@@ -115,11 +126,13 @@ def lines(plan: Planned) -> list[str]:
 
 
 def _tried(plan: Planned, trial: Trial) -> str:
-    limit = f"tried with {format_size_short(trial.limit_bytes)}: "
+    limit, slowdown = format_size_short(trial.limit_bytes), trial.elapsed_s / plan.elapsed_s
     if trial.is_lifted:
-        return f"{limit}much too slow, so the limit was taken away before the end"
-    slowdown = trial.elapsed_s / plan.elapsed_s
-    return f"{limit}{trial.elapsed_s:.1f} s, a slowdown of {slowdown:.2f}"
+        return (
+            f"{limit}: more than {trial.elapsed_s:.1f} s, as the limit was taken away before the "
+            f"end, a slowdown above {slowdown:.2f}"
+        )
+    return f"{limit}: {trial.elapsed_s:.1f} s, a slowdown of {slowdown:.2f}"
 
 
 def install() -> str:
@@ -144,14 +157,15 @@ def draw(plan: Planned, path: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     times, pages = figure.subplots(1, 2)
     times.plot(mib, [point.elapsed_s for point in plan.curve], color="#1f6fb4")
+    kinds: tuple[tuple[Source, str], ...] = (("measured", "o"), ("at least", "^"))
+    for source, marker in kinds:
+        ran = [point for point in plan.curve if point.source == source]
+        sizes = [point.limit_bytes / 2**20 for point in ran]
+        times.plot(sizes, [point.elapsed_s for point in ran], marker, color="#444", label=source)
     times.set_ylabel("time, s")
     if plan.recommended is not None:
         at = plan.recommended.limit_bytes / 2**20
         times.axvline(at, color="#d1652a", linestyle="--", label=f"slowdown {plan.slowdown:g}")
-    tried = [trial for trial in plan.tried if not trial.is_lifted]
-    if tried:
-        sizes = [trial.limit_bytes / 2**20 for trial in tried]
-        times.plot(sizes, [trial.elapsed_s for trial in tried], "o", color="#444", label="tried")
     times.legend()
     pages.plot(mib, [point.page_ins / 1000 for point in plan.curve], color="#1f6fb4")
     pages.set_ylabel("page-ins, thousands")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which limits a plan tries, until one costs the slowdown that was asked for.
+"""Which limits a plan tries, until one costs the wanted slowdown, and what is known then.
 
 The curve of a plan counts pages. What else a limit costs, close to a job's peak above all, shows
 only when the job runs with it (docs/adr/0049-plan.md).
@@ -7,11 +7,15 @@ only when the job runs with it (docs/adr/0049-plan.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from infiniswap.planning.prediction import Model, Point
+from infiniswap.planning.prediction import Model, Point, Source, limit_of
 from infiniswap.units import MIB
+
+SHARES: Final = (100, 95, 90, 85, 80, 75, 70, 65, 60, 55, 50)
+"""Limits of a table, percent of the job's peak."""
 
 TRIALS_MAX: Final = 3
 """Runs that look for a limit."""
@@ -20,7 +24,7 @@ _CLOSE: Final = 0.05
 """A slowdown so far from the wanted one is as good: two runs without a limit differ by as much."""
 
 _NARROW: Final = 0.005
-"""Of the peak: memory that is not worth another run."""
+"""Of the peak: memory that is not worth another run, nor another line of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +85,7 @@ class LimitSearch:
         best = self._enough()
         if best not in self.tried:
             return self.model.at(best.limit_bytes)
-        return Point(
-            best.limit_bytes,
-            best.elapsed_s,
-            self._slowdown_of(best),
-            best.page_ins,
-            max(0, self.model.peak_bytes - best.limit_bytes),
-        )
+        return _point(self.model, best)
 
     def _slowdown_of(self, trial: Trial) -> float:
         return trial.elapsed_s / self.model.elapsed_s
@@ -137,3 +135,48 @@ class LimitSearch:
             key=lambda trial: trial.limit_bytes,
             default=Trial(lowest.limit_bytes, lowest.elapsed_s, lowest.page_ins),
         )
+
+
+def curve(model: Model, ran: Sequence[Trial]) -> tuple[Point, ...]:
+    """What is known of each limit: without one, of those that ran, and of those between.
+
+    A limit that ran costs what it cost then, whatever was foreseen. Limits above it cost no more,
+    and limits below it no less. Nothing is said of limits below the lowest one that ran.
+
+    Args:
+        model: what the run with half of the memory told.
+        ran: that run and those that tried a limit.
+    """
+    whole = model.ran(model.peak_bytes, model.elapsed_s, 0, "measured")
+    known = [whole, *(_point(model, trial) for trial in ran)]
+    lowest_bytes = min(point.limit_bytes for point in known)
+    apart_bytes = _NARROW * model.peak_bytes
+    between = [
+        _between(model, limit_bytes, known)
+        for limit_bytes in (limit_of(model.peak_bytes, share) for share in SHARES)
+        if limit_bytes > lowest_bytes
+        and all(abs(limit_bytes - point.limit_bytes) > apart_bytes for point in known)
+    ]
+    rest = sorted((*known[1:], *between), key=lambda point: -point.limit_bytes)
+    return (whole, *rest)
+
+
+def _point(model: Model, trial: Trial) -> Point:
+    source: Source = "at least" if trial.is_lifted else "measured"
+    return model.ran(trial.limit_bytes, trial.elapsed_s, trial.page_ins, source)
+
+
+def _between(model: Model, limit_bytes: int, known: Sequence[Point]) -> Point:
+    """What was foreseen of a limit, as far as no run contradicts it."""
+    foreseen = model.known(limit_bytes)
+    elapsed_s, page_ins, source = foreseen.elapsed_s, foreseen.page_ins, foreseen.source
+    for ran in known:
+        if ran.limit_bytes > limit_bytes and ran.elapsed_s > elapsed_s:
+            elapsed_s, page_ins = ran.elapsed_s, max(page_ins, ran.page_ins)
+            source = "at least" if ran.source == "at least" else source
+    for ran in known:  # comes last: what disturbed a run with more memory is no cost of the limit
+        if ran.limit_bytes < limit_bytes and ran.source == "measured":
+            if ran.elapsed_s < elapsed_s:
+                elapsed_s, source = ran.elapsed_s, "estimated"
+            page_ins = min(page_ins, ran.page_ins)
+    return model.ran(limit_bytes, elapsed_s, page_ins, source)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from infiniswap.device.jobs import heaps
 from infiniswap.device.jobs.usage import Summary
 from infiniswap.errors import InfiniswapError, UsageError
 from infiniswap.planning.misses import First, Look, first_of, misses
@@ -101,9 +102,10 @@ class JobWatch:
         if self.summary is None:
             return "ended with its device"
         if self.cut:
-            return "lost many times the job's own time, and was ended"
-        code = self.summary.exit_code
-        return f"ended with exit code {code}" if code else ""
+            return f"was ended after {self.elapsed_s:.1f} s, many times the job's own time"
+        code, heap = self.summary.exit_code, self.summary.heap_by_limit
+        why = f" ({heaps.describe(heap)})" if heap else ""
+        return f"ended with exit code {code}{why}" if code else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +129,19 @@ class WholeWatch(JobWatch):
         peak_bytes: the most memory that the job needed.
         held_bytes: the most that it held, with what it had given up and may take again.
         swap_peak_bytes: the most that was swapped out.
+        options: that set how much memory its programs take.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.options = heaps.MemoryOptions()
         self.progress: list[Reached] = []
         self.peak_bytes = self.held_bytes = self.swap_peak_bytes = 0
 
     def look(self, cgroup: MemoryCgroup) -> bool:
         """Notes how far it is."""
         super().look(cgroup)
+        self.options.look(cgroup.pids())
         self.progress.append(Reached(self.at_s, self.user_s))
         with contextlib.suppress(InfiniswapError):  # the job is ending
             self.peak_bytes = max(self.peak_bytes, cgroup_needs(cgroup.path, cgroup.version))
@@ -304,6 +309,7 @@ class ProbeWatch(LimitedWatch):
             pages,
             looks,
             first_of(events, self._whole.peak_bytes) if events else First(),
+            self.lifted is not None,
         )
 
 

@@ -57,7 +57,10 @@ def test_a_plan_measures_predicts_and_names_a_command(runner: Runner) -> None:
     assert found["probe_elapsed_s"] > found["elapsed_s"]
     curve = found["curve"]
     assert curve[0]["elapsed_s"] == found["elapsed_s"]
-    for more, less in pairwise(curve):
+    assert curve[-1]["limit_bytes"] <= found["probe_limit_bytes"]
+    assert curve[0]["source"] == "measured"
+    assert curve[-1]["source"] != "estimated"
+    for more, less in pairwise([point for point in curve if point["source"] == "estimated"]):
         assert more["elapsed_s"] <= less["elapsed_s"]
         assert more["page_ins"] <= less["page_ins"]
     assert curve[-1]["page_ins"] > 0

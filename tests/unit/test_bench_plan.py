@@ -15,10 +15,11 @@ def job(
     real_s: tuple[float, ...] = (12.0, 20.0),
     whole_s: tuple[float, ...] = (10.0, 20.0, 10.0),
     recommended_s: tuple[float, ...] = (11.0, 22.0, 90.0),
+    source: str = "measured",
 ) -> dict[str, Any]:
     """A job of 100 MiB that is predicted 10 s, and 20 s with half of it."""
     curve = [
-        {"limit_bytes": limit * MIB, "elapsed_s": seconds, "page_ins": pages}
+        {"limit_bytes": limit * MIB, "elapsed_s": seconds, "page_ins": pages, "source": source}
         for limit, seconds, pages in ((100, 10.0, 0), (75, 12.0, 100), (50, 20.0, 300))
     ]
     return {
@@ -65,3 +66,9 @@ def test_the_table_has_each_run_and_each_recommendation() -> None:
     rows = tables.table([job()]).splitlines()
     assert rows[2] == "| a job | 75 MiB (75%) | 12.0 s | 12.0 s | +0% | 100 | 1 |"
     assert rows[-1] == "| a job | 90 MiB | 1.1 | 1.10 |"
+
+
+def test_the_least_is_only_wrong_where_it_is_more() -> None:
+    assert tables.verdict([job((30.0, 90.0), source="at least")])[1]
+    assert not tables.verdict([job((8.0, 90.0), source="at least")])[1]
+    assert "| ≥ 20.0 s | 90.0 s |" in tables.table([job((12.0, 90.0), source="at least")])

@@ -19,7 +19,7 @@ from infiniswap.planning import history, process, report
 from infiniswap.planning.misses import Look
 from infiniswap.planning.prediction import Measured, Probe, fit
 from infiniswap.planning.report import Planned
-from infiniswap.planning.trials import Trial
+from infiniswap.planning.trials import Trial, curve
 from infiniswap.units import MIB
 
 
@@ -77,10 +77,13 @@ def test_forget_empties_the_history(
 # -------------------------------------------------------------------------------- results
 
 
-def planned(first_s: float = 10.0, slowdown: float = 2.0, *trials: Trial) -> Planned:
+def planned(
+    first_s: float = 10.0, slowdown: float = 2.0, *trials: Trial, is_cut: bool = False
+) -> Planned:
     size, limit = 100 * MIB, 45 * MIB
     looks = (Look(0, 0.0, limit, size, 0, 0), Look(1, 10.0, limit, size, 0, 0))
-    model = fit(10.0, size, Probe(30.0, 1.0, limit, 200_000, 14_000, (), looks))
+    probe = Probe(30.0, 1.0, limit, 200_000, 14_000, (), looks, is_cut=is_cut)
+    model = fit(10.0, size, probe)
     best = model.smallest(slowdown)
     head = (
         "python prep.py",
@@ -90,6 +93,7 @@ def planned(first_s: float = 10.0, slowdown: float = 2.0, *trials: Trial) -> Pla
         size,
         limit,
         30.0,
+        is_cut,
         200_000,
         1.0,
         100.0,
@@ -98,19 +102,26 @@ def planned(first_s: float = 10.0, slowdown: float = 2.0, *trials: Trial) -> Pla
     )
     tried = tuple(trials)
     command = "infiniswap run --local 90M"
-    return Planned(*head, best, command, model.points(), tried, ["a remark"])
+    points = curve(model, (Trial(limit, 30.0, 200_000, is_cut), *tried))
+    return Planned(*head, best, command, points, tried, ["a remark"])
+
+
+def table_of(plan: Planned) -> list[list[str]]:
+    """The cells of each line."""
+    console = Console(file=StringIO(), width=200)
+    console.print(report.table(plan))
+    assert isinstance(console.file, StringIO)
+    rows = [line.split("│")[1:-2] for line in console.file.getvalue().splitlines() if "│" in line]
+    return [[cell.strip() for cell in row] for row in rows]
 
 
 def test_the_table_has_a_line_for_each_limit_and_names_the_command() -> None:
     plan = planned()
-    console = Console(file=StringIO(), width=200)
-    console.print(report.table(plan))
-    assert isinstance(console.file, StringIO)
-    text = console.file.getvalue()
-    assert all(f"{share}%" in text for share in (100, 75, 50, 35, 25))
+    rows = table_of(plan)
+    assert [row[1] for row in rows] == [f"{share}%" for share in range(100, 44, -5)]
     said = "\n".join(report.lines(plan))
     assert "10.0 s without a limit, and 100 MiB of memory" in said
-    assert "measured with 45.0 MiB and more: 30.0 s, 200000 page-ins" in said
+    assert "half of its memory, 45.0 MiB: 30.0 s, a slowdown of 3.00, 200000 page-ins" in said
     assert "a remark" in said
     assert "the first run" not in said
     assert "a slowdown of 2 needs a limit of" in said
@@ -128,8 +139,30 @@ def test_what_was_tried_is_told() -> None:
         Trial(80 * MIB, 12.0, 3000),
     )
     said = "\n".join(report.lines(planned(10.0, 2.0, *trials)))
-    assert "tried with 60.0 MiB: much too slow, so the limit was taken away before the end" in said
-    assert "tried with 80.0 MiB: 12.0 s, a slowdown of 1.20" in said
+    assert "tried: 60.0 MiB: more than 31.0 s, as the limit was taken away before the end" in said
+    assert "tried: 80.0 MiB: 12.0 s, a slowdown of 1.20" in said
+
+
+def test_a_line_that_was_not_measured_is_marked() -> None:
+    plan = planned(10.0, 2.0, Trial(80 * MIB, 12.0, 3000))
+    rows = table_of(plan)
+    assert rows[0][:5] == ["none", "100%", "10.0 s", "1.00", "0"]
+    assert rows[-1][:5] == ["45.0 MiB", "45%", "30.0 s", "3.00", "200 000"]
+    measured = [row[0] for row in rows if not row[2].startswith("~ ")]
+    assert measured == ["none", "80.0 MiB", "45.0 MiB"]
+    said = "\n".join(report.lines(plan))
+    assert "~ estimated from the pages that came back with half of the memory" in said
+    assert "≥" not in said
+
+
+def test_a_probe_that_was_cut_short_tells_the_least() -> None:
+    plan = planned(is_cut=True)
+    rows = table_of(plan)
+    assert all(row[2].startswith("≥ ") and row[3].startswith("≥ ") for row in rows[1:])
+    assert rows[-1][2:4] == ["≥ 30.0 s", "≥ 3.00"]
+    said = "\n".join(report.lines(plan))
+    assert "≥ at least that, as the limit was taken away" in said
+    assert "half of its memory, 45.0 MiB: more than 30.0 s" in said
 
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:

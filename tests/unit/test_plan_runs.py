@@ -17,6 +17,7 @@ from infiniswap.cli.plan.runs import PlanRuns
 from infiniswap.cli.run.job import Paging
 from infiniswap.cli.run.request import RunRequest
 from infiniswap.device.control import client
+from infiniswap.device.jobs.sudo import User
 from infiniswap.device.jobs.usage import Summary
 from infiniswap.errors import ConflictError, UnavailableError
 from infiniswap.planning.watch import Reached, WholeWatch
@@ -38,6 +39,7 @@ class Host:
         self._codes = list(codes)
         self._lasts = lasts
         self.limits: list[int] = []
+        self.options: set[str] = set()
 
     def run_job(self, request: RunRequest, _paging: Paging) -> int:
         """In place of the one of `run`."""
@@ -48,6 +50,7 @@ class Host:
         if isinstance(watch, WholeWatch):
             watch.progress = [Reached(elapsed_s, 1.0)]
             watch.peak_bytes = PEAK
+            watch.options.given |= self.options
         pages = 0 if limit == ALL else 50_000
         known: dict[str, Any] = {
             "elapsed_s": elapsed_s,
@@ -73,7 +76,7 @@ class Host:
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Plans on a host: the exit code, and the plan."""
 
-    def plan(host: Host) -> tuple[int, Any]:
+    def plan(host: Host, user: User | None = None) -> tuple[int, Any]:
         def refused(_device: int) -> None:
             raise UnavailableError("no trace here")
 
@@ -82,7 +85,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.setattr(runs, "BlockTrace", refused)
         options = dict.fromkeys(runs._OPTIONS)
         args = Namespace(slowdown=1.1, allow_data_loss=False, **options)
-        request = RunRequest(args, ["job"], None, False, ALL, None, WholeWatch())
+        request = RunRequest(args, ["job"], user, False, ALL, None, WholeWatch())
         before: Any = SimpleNamespace(path="/dev/null")
         nothing: Any = None
         paging = Paging(nothing, before, nothing, nothing, False)
@@ -140,3 +143,30 @@ def test_a_later_run_that_fails_is_told(planned: Any) -> None:
     assert code == 0
     assert "ended with exit code 3, so no other limit was tried" in plan.notes[-1]
     assert plan.recommended.remote_bytes == 0
+
+
+def test_a_half_run_that_fails_ends_the_plan_with_its_code(planned: Any) -> None:
+    code, plan = planned(Host((0, 134)))
+    assert code == 134
+    assert plan.curve == ()
+    assert "half of the memory ended with exit code 134: no time is predicted" in plan.notes[-1]
+
+
+def test_a_plan_under_sudo_names_a_command_with_sudo(planned: Any) -> None:
+    assert planned(Host())[1].type.startswith("infiniswap run --local ")
+    user = User("mary", 1000, 1000, (1000,), {})
+    assert planned(Host(), user)[1].type.startswith("sudo infiniswap run --local ")
+
+
+def test_a_peak_that_an_option_sets_is_the_options(planned: Any) -> None:
+    host = Host()
+    host.options = {"sort -S"}
+    notes = planned(host)[1].notes
+    assert any("the peak is that of the option sort -S" in note for note in notes)
+
+
+def test_the_curve_has_the_limits_that_ran(planned: Any) -> None:
+    host = Host()
+    points = planned(host)[1].curve
+    measured = [point.limit_bytes for point in points if point.source == "measured"]
+    assert measured == [PEAK, *sorted(host.limits[3:], reverse=True), PEAK // 2]

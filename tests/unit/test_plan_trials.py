@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from infiniswap.planning.misses import Look
 from infiniswap.planning.prediction import Model, Point, Probe, fit
-from infiniswap.planning.trials import TRIALS_MAX, LimitSearch, Trial
+from infiniswap.planning.trials import TRIALS_MAX, LimitSearch, Trial, curve
 from infiniswap.units import MIB
 
 PEAK, HELD, LOWEST = 1000, 1100, 250
@@ -83,6 +83,7 @@ def test_a_limit_that_is_as_foreseen_is_tried_once() -> None:
         trial.elapsed_s / ALONE_S,
         5,
         PEAK * MIB - best.limit_bytes,
+        "measured",
     )
 
 
@@ -136,3 +137,61 @@ def test_a_job_that_uses_next_to_nothing_gets_what_a_run_accepts() -> None:
     search = LimitSearch(small, 1.1, 16 * MIB)
     assert search.next_bytes() is None
     assert search.recommended().limit_bytes == 16 * MIB
+
+
+# ------------------------------------------------------------------------- what is known then
+
+
+def curve_of(*ran: Trial, lost_s: float = 10.0) -> dict[int, Point]:
+    """The points by their MiB, of a job whose run with half of its memory was as foreseen."""
+    half = Trial(PEAK // 2 * MIB, ALONE_S + lost_s, 100_000)
+    points = curve(model(lost_s), (half, *ran))
+    return {point.limit_bytes // MIB: point for point in points}
+
+
+def test_nothing_is_said_below_the_lowest_limit_that_ran() -> None:
+    assert min(curve_of()) == PEAK // 2
+    assert min(curve_of(Trial(300 * MIB, 30.0, 9))) == 300
+
+
+def test_a_measured_limit_replaces_what_was_foreseen() -> None:
+    found = curve_of(Trial(903 * MIB, 10.7, 50))
+    assert 900 not in found
+    assert (found[903].elapsed_s, found[903].page_ins) == (10.7, 50)
+    assert found[903].source == found[500].source == "measured"
+    assert found[950].source == found[850].source == "estimated"
+
+
+def test_no_estimate_contradicts_a_run() -> None:
+    slow = curve_of(Trial(980 * MIB, 17.0, 0))
+    assert [slow[limit].elapsed_s for limit in (950, 900, 850)] == [17.0] * 3
+    quick = curve_of(Trial(600 * MIB, 10.1, 20))
+    assert all(quick[limit].elapsed_s <= 10.1 for limit in (950, 800, 650))
+    assert all(quick[limit].page_ins <= 20 for limit in (950, 800, 650))
+    disturbed = curve_of(Trial(980 * MIB, 30.0, 0, is_lifted=True))
+    assert (disturbed[900].source, disturbed[900].elapsed_s) == ("estimated", 20.0)
+
+
+def test_below_a_run_that_lost_its_limit_is_at_least_its_time() -> None:
+    found = curve_of(Trial(980 * MIB, 17.0, 0, is_lifted=True))
+    assert (found[980].source, found[980].elapsed_s) == ("at least", 17.0)
+    assert (found[900].source, found[900].elapsed_s) == ("at least", 17.0)
+    assert found[500].source == "measured"
+
+
+def test_a_run_that_was_cut_short_counts_what_it_saw() -> None:
+    half = PEAK // 2 * MIB
+    looks = (
+        Look(0, 0.0, half, PEAK * MIB, 0, 0),
+        Look(1, ALONE_S / 4, 1 << 40, PEAK * MIB, 0, 0),
+        Look(2, ALONE_S, 1 << 40, PEAK * MIB, 0, 0),
+    )
+    whole, cut = (
+        fit(ALONE_S, PEAK * MIB, Probe(60.0, 0.25, half, 80_000, 90_000, (), looks, is_cut=is_cut))
+        for is_cut in (False, True)
+    )
+    assert cut.at(half) == whole.at(half)
+    seen = curve(cut, [Trial(half, 60.0, 80_000, is_lifted=True)])
+    assert {point.source for point in seen[1:]} == {"at least"}
+    least = next(point for point in seen if point.limit_bytes == 600 * MIB // 4096 * 4096)
+    assert least.page_ins == pytest.approx(whole.at(600 * MIB).page_ins / 4, rel=0.01)

@@ -79,13 +79,15 @@ def test_a_run_that_has_lost_much_time_goes_on_without_a_limit(cgroup: MemoryCgr
     assert limit(cgroup) == str(ALL)
     watch.look(cgroup)
     assert watch.lifted == lifted
+    watch.ended(summary(1.0))
+    assert watch.probe(None).is_cut
 
 
 def test_a_run_that_loses_twice_as_much_is_ended(cgroup: MemoryCgroup) -> None:
     watch = ProbeWatch(whole(1e-9), "/dev/nowhere", ALL)
     assert any(watch.look(cgroup) for _ in range(3))
     watch.ended(summary(1.0))
-    assert watch.problem == "lost many times the job's own time, and was ended"
+    assert watch.problem == "was ended after 1.0 s, many times the job's own time"
 
 
 @pytest.mark.parametrize(("slowdown", "loses"), [(1.1, 0.2), (1.5, 1.0)])
@@ -148,6 +150,7 @@ def test_a_job_that_is_gone_costs_no_look(cgroup: MemoryCgroup) -> None:
     assert len(probe.looks) == 1
     assert (probe.page_ins, probe.page_outs) == (5, 10)
     assert probe.share_limited == 1.0
+    assert not probe.is_cut
 
 
 def test_a_run_that_failed_tells_nothing(cgroup: MemoryCgroup) -> None:

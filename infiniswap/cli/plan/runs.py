@@ -4,7 +4,6 @@ with the limits that are tried."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shlex
@@ -21,9 +20,9 @@ from infiniswap.cli.run.request import RunRequest
 from infiniswap.device.control import client
 from infiniswap.errors import InfiniswapError, UsageError
 from infiniswap.planning import history
-from infiniswap.planning.prediction import Probe, fit, measured
+from infiniswap.planning.prediction import Point, Probe, fit, measured
 from infiniswap.planning.report import Planned
-from infiniswap.planning.trials import TRIALS_MAX, LimitSearch
+from infiniswap.planning.trials import TRIALS_MAX, LimitSearch, Trial, curve
 from infiniswap.planning.watch import (
     LIMIT_BYTES_MIN,
     LimitedWatch,
@@ -47,7 +46,6 @@ _SHORT_NOTE: Final = (
 _ALONE_NOTE: Final = "no donor is named or announced: this is the curve with the local disk alone"
 _PAGED_NOTE: Final = "a run without a limit was paged out, too: this host is short of memory"
 _BY_SIGNAL: Final = frozenset(128 + number for number in (SIGHUP, SIGINT, SIGQUIT, SIGTERM))
-_SURE_SHARE: Final = 0.9
 _LOWEST: Final = 25
 """Percent of the peak: no limit below it is recommended."""
 _OPTIONS: Final = (
@@ -78,8 +76,8 @@ class PlanRuns:
         self.plan: Planned | None = None
 
     def all(self, request: RunRequest, paging: Paging) -> int:
-        """Runs the job a few times; returns the exit code of the first run, or that of a later one
-        that was interrupted."""
+        """Runs the job a few times; returns the exit code of the first run, of one with half of
+        its memory that failed, or of a later one that was interrupted."""
         whole = request.follower
         assert isinstance(whole, WholeWatch)
         say("plan: run 1, without a limit")
@@ -102,6 +100,11 @@ class PlanRuns:
             search = self._search(whole, probe)
             if is_whole:
                 self._try(request, paging, whole, search)
+        self._notes += [
+            f"the peak is that of the option {option}: with a smaller value there the command "
+            "takes less memory by itself"
+            for option in sorted(whole.options.given)
+        ]
         if whole.swap_peak_bytes:
             self._notes.append(_PAGED_NOTE)
         self.plan = self._made(code, first_s, whole, probe, search)
@@ -151,13 +154,15 @@ class PlanRuns:
                 )
             self._limited(request, paging, watch)
         if problem := watch.problem:
-            self._notes.append(f"the run with half of the memory {problem}")
+            self._notes.append(f"the run with half of the memory {problem}: no time is predicted")
+            if watch.summary is not None and not watch.cut:
+                self._ended_code = watch.summary.exit_code
             return None
         probe = watch.probe(None if trace is None else trace.events())
-        if probe.share_limited < _SURE_SHARE:
+        if probe.is_cut:
             self._notes.append(
-                f"only {probe.share_limited:.0%} of the job ran with half of its memory: the curve "
-                "takes the rest to be alike"
+                f"only {probe.share_limited:.0%} of the job's work ran with half of its memory: "
+                "what the rest would have paged in is not counted"
             )
         return probe
 
@@ -169,7 +174,7 @@ class PlanRuns:
             history.add(self._past, measured(elapsed_s, probe))
         except InfiniswapError as error:
             self._notes.append(f"later plans will not know what a page costs here: {error}")
-        if model.from_history > _UNSURE and any(each.page_ins for each in model.points()):
+        if model.from_history > _UNSURE and model.at(probe.limit_bytes).page_ins:
             self._notes.append(_UNSURE_NOTE)
         lowest_bytes = max(peak * _LOWEST // 100, LIMIT_BYTES_MIN) // MIB * MIB
         return LimitSearch(model, self._request.args.slowdown, lowest_bytes)
@@ -208,20 +213,28 @@ class PlanRuns:
             peak_bytes=whole.peak_bytes,
             probe_limit_bytes=probe.limit_bytes if probe else None,
             probe_elapsed_s=probe.elapsed_s if probe else 0.0,
+            probe_is_cut=probe.is_cut if probe else False,
             probe_page_ins=probe.page_ins if probe else 0,
             probe_share=probe.share_limited if probe else 0.0,
             page_us=model.page_s * 1e6 if model else 0.0,
             from_history=model.from_history if model else 1.0,
             slowdown=args.slowdown,
             recommended=best,
-            type=_to_type(args, best.limit_bytes, self._request.command) if best else "",
-            curve=model.points() if model else (),
+            type=_to_type(self._request, best.limit_bytes) if best else "",
+            curve=_curve(probe, search) if probe and search else (),
             tried=search.tried if search else (),
             notes=self._notes,
         )
 
 
-def _to_type(args: argparse.Namespace, limit_bytes: int, command: list[str]) -> str:
+def _curve(probe: Probe, search: LimitSearch) -> tuple[Point, ...]:
+    half = Trial(probe.limit_bytes, probe.elapsed_s, probe.page_ins, probe.is_cut)
+    return curve(search.model, (half, *search.tried))
+
+
+def _to_type(request: RunRequest, limit_bytes: int) -> str:
+    """The command, with sudo where the user typed that for the plan."""
+    args = request.args
     options = [
         word
         for name in _OPTIONS
@@ -231,4 +244,6 @@ def _to_type(args: argparse.Namespace, limit_bytes: int, command: list[str]) -> 
     if args.allow_data_loss:
         options.append("--allow-data-loss")
     local = f"{-(-limit_bytes // 2**20)}M"
-    return shlex.join(["infiniswap", "run", "--local", local, *options, "--", *command])
+    head = ["sudo"] if request.user is not None else []
+    head += ["infiniswap", "run", "--local", local, *options]
+    return shlex.join([*head, "--", *request.command])

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.device.api import DeviceStatus
-from infiniswap.device.jobs import compressed
+from infiniswap.device.jobs import compressed, heaps
 from infiniswap.device.jobs.account import Account
 from infiniswap.device.jobs.compressed import ZswapUse
 from infiniswap.device.jobs.job import JobResult
 from infiniswap.errors import InfiniswapError
 from infiniswap.system import swap, zswap
 from infiniswap.system.cgroup import MemoryCgroup
-from infiniswap.system.files import SYS, parse_key_values, try_read_text
+from infiniswap.system.files import PROC, SYS, parse_key_values, try_read_text
 from infiniswap.system.memory import CgroupMemory
 from infiniswap.system.swap import SwapArea
 from infiniswap.units import MIB, PAGE_BYTES, counted, format_size_short
@@ -76,6 +76,7 @@ class Sampler:
         path: of our swap area.
         areas: every active one.
         sys: root of the sys file system.
+        proc: root of the proc file system.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Sampler:
         path: str,
         areas: Callable[[], Iterable[SwapArea]] = swap.active_areas,
         sys: Path = SYS,
+        proc: Path = PROC,
     ) -> None:
         self._cgroup = cgroup
         self._sys = sys
@@ -94,6 +96,7 @@ class Sampler:
         self._swap_free_before_bytes = _free_bytes(found)
         self._compressed = compressed.Meter(cgroup)
         self.peaks = Peaks()
+        self.heaps = heaps.MemoryOptions(proc)
         self.memory: CgroupMemory | None = None
 
     @property
@@ -114,6 +117,7 @@ class Sampler:
         except InfiniswapError:
             return
         self.memory = memory
+        self.heaps.look(self._cgroup.pids())
         peaks, swapped = self.peaks, memory.swap_bytes or 0
         peaks.anon = max(peaks.anon, memory.anon_bytes + swapped)
         peaks.local = max(peaks.local, memory.peak_bytes or memory.usage_bytes)
@@ -202,6 +206,8 @@ class Summary:
         device: the block device.
         shared: whether other runs or programs used the device, too.
         shared_areas: block devices of other runs; the command's pages went there as well.
+        heap_by_limit: "node" or "java" if the command failed because that runtime sizes its heap by
+            the limit; else "".
     """
 
     command: str
@@ -229,6 +235,7 @@ class Summary:
     donors_gone: dict[str, str]
     take_overs: int
     shared_areas: tuple[str, ...] = ()
+    heap_by_limit: str = ""
 
 
 def summarize(
@@ -281,6 +288,9 @@ def summarize(
         donors_gone=dict(account.donors_gone),
         take_overs=account.take_overs,
         shared_areas=areas,
+        heap_by_limit=sampler.heaps.full(peaks.anon, peaks.swap, local_bytes)
+        if result.exit_code
+        else "",
     )
 
 
@@ -335,6 +345,8 @@ def describe(summary: Summary) -> list[str]:
         lines.append("none of that went to the device")
     else:
         lines.append("nothing was paged out")
+    if s.heap_by_limit:
+        lines.append(heaps.describe(s.heap_by_limit))
     if s.zswap is not None:
         lines.append(compressed.describe(s.zswap))
     if s.page_in_bytes > s.anon_peak_bytes and not s.shared:

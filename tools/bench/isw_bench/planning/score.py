@@ -25,7 +25,7 @@ from isw_bench.planning.jobs import REDIS, SCORED, ScoreJob
 from isw_bench.scope import WORK_DIR, Scope
 from isw_bench.suite import ROOT
 
-_SHARES = (75, 50, 35)
+_SHARES = (75, 60, 50)
 _PAIRS = 5
 """Of runs without a limit and with the recommended one, by turns."""
 _RUN_S = 1800.0
