@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from infiniswap import config as configuration
 from infiniswap.cli.common import certificates
+from infiniswap.code_versions import packaged_in
 from infiniswap.errors import (
     ConfigError,
     ConflictError,
@@ -337,11 +338,14 @@ def _write(path: Path, text: str, *, replace: bool) -> None:
 
 
 def _next(path: Path) -> str:
+    at_boot = "infiniswap service install"
+    if packaged_in() is not None:  # it has brought the units
+        at_boot = "systemctl enable --now infiniswapd infiniswap-device@NAME"
     steps = [
         "Next:",
         f"  edit it:                    {os.environ.get('EDITOR') or 'editor'} {path}",
         f"  check it:                   infiniswap config check {path}",
         "  what this host can do:      infiniswap doctor",
-        "  daemon and devices at boot: infiniswap service install",
+        f"  daemon and devices at boot: {at_boot}",
     ]
     return "\n".join(steps)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from infiniswap.code_versions import packaged_in
 from infiniswap.config import LOCAL_DIR, Config, DaemonConfig, DeviceConfig
 from infiniswap.donor import copies, home
 from infiniswap.donor.identity import make_identity
@@ -58,9 +59,8 @@ def daemon_user(name: str) -> DaemonUser:
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
-        raise ConfigError(
-            f"this host has no user {name}", mend="Run: infiniswap service install"
-        ) from None
+        make = "systemd-sysusers infiniswap.conf" if packaged_in() else "infiniswap service install"
+        raise ConfigError(f"this host has no user {name}", mend=f"Run: {make}") from None
     if entry.pw_uid == 0:
         raise ConfigError(f"{name} is root, for whom nothing has to be prepared")
     return DaemonUser(name, entry.pw_uid, entry.pw_gid)

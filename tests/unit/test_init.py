@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from infiniswap import config as configuration
-from infiniswap.cli import init
+from infiniswap.cli import init, service
 from infiniswap.cli.config.paths import existing
 from infiniswap.cli.doctor import host
 from infiniswap.cli.doctor.finding import missing
@@ -186,3 +186,21 @@ def test_a_secret_can_be_made_where_there_are_no_hard_links(
     assert main(["init", "--config", str(config)]) == 0
     assert stat.S_IMODE(config.stat().st_mode) == 0o644
     assert {each.name for each in tmp_path.iterdir()} == {"secret", "infiniswap.toml"}
+
+
+@pytest.mark.parametrize("top", [None, Path("/usr/lib/infiniswap")])
+def test_what_comes_next_is_no_command_that_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    top: Path | None,
+) -> None:
+    """In the Debian package, which has brought the units, `service install` is refused."""
+    for module in (init, service):
+        monkeypatch.setattr(module, "packaged_in", lambda: top)
+    assert main(["init", "--config", str(tmp_path / "infiniswap.toml")]) == 0
+    said = capsys.readouterr().out
+    assert ("infiniswap service install" in said) == (top is None)
+    assert ("systemctl enable --now infiniswapd" in said) == (top is not None)
+    if top is not None:
+        assert main(["service", "install"]) == ConflictError.exit_code
