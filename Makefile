@@ -159,7 +159,7 @@ pictures: setup
 # Built as `pip install .` does; then the libraries that it links are put into it (docs/adr/0043-wheel.md).
 # A commit gives the same bytes wherever it is built with the same tools: hence the copy, whose modes
 # no umask has made.
-WHEEL_SOURCES := CMakeLists.txt LICENSE README.md pyproject.toml csrc docs/completion docs/man infiniswap
+WHEEL_SOURCES := CMakeLists.txt LICENSE README.md pyproject.toml csrc docs infiniswap
 wheel: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 315532800)
 wheel: $(VENV)/.stamp-venv
 	@rm -rf build/wheel build/dist && mkdir -p build/wheel/tree

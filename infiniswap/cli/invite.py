@@ -18,6 +18,7 @@ from infiniswap.cli.common import certificates
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.control.listening import check_reach
 from infiniswap.control.roles import Role
+from infiniswap.documents import page
 from infiniswap.errors import ConflictError, DeadlineError, UsageError
 from infiniswap.units import INVITATION_PORT, HostPort, parse_host_port
 
@@ -280,8 +281,8 @@ def _report(guest: Guest) -> int:
             f"{who} has got the invitation, but did not confirm that it has joined: "
             f"{guest.problem}",
             mend="Look at what `infiniswap join` says there, and run `infiniswap invite` again if "
-            "it failed. If you do not know that host, change the cluster secret at once: see "
-            "docs/security.md.",
+            "it failed. If you do not know that host, change the cluster secret at once: "
+            f"{page('security.md')} says how.",
         )
     print(f"joined: {who}")
     if guest.note:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from infiniswap.control.text import clean_text
+from infiniswap.documents import page
 
 _DAY_S: Final = 86_400.0
 _AUTHORITY_S: Final = 60 * _DAY_S
@@ -22,7 +23,7 @@ _RENEW: Final = (
 )
 _REPLACE: Final = (
     "Make another authority, and let all hosts trust both while they get certificates of the new "
-    "one (docs/security.md)."
+    f"one ({page('security.md')})."
 )
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from infiniswap.config import Config, DeviceConfig
 from infiniswap.control import pem
 from infiniswap.control.roles import Role
+from infiniswap.documents import page
 from infiniswap.errors import ConfigError, DonorRefusedError, UsageError
 from infiniswap.invitation.messages import Broker, InvitationRequest, Offer
 from infiniswap.secret import read_password, read_public, secret_text
@@ -188,7 +189,7 @@ def _with_certificates(
             "the new host",
             mend="On the host that keeps the authority, give --authority DIR, --host NAME and "
             "--role. With an authority of another kind, issue a certificate there and copy it as "
-            "docs/security.md says.",
+            f"{page('security.md')} says.",
         )
     trusted = read_public(ca_file, "certificate of the authority", "[cluster] ca_file")
     try:

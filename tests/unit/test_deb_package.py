@@ -142,6 +142,8 @@ def test_every_part_lies_where_debian_looks_for_it(laid_out: Path) -> None:
         "usr/share/bash-completion/completions/infiniswap",
         "usr/share/doc/infiniswap/changelog.gz",
         "usr/share/doc/infiniswap/copyright",
+        "usr/share/doc/infiniswap/howto/pandas.md",
+        "usr/share/doc/infiniswap/when-to-use.md",
         "usr/share/infiniswap/infiniswap-alerts.yml",
         "usr/share/infiniswap/infiniswap-dashboard.json",
         "usr/share/zsh/vendor-completions/_infiniswap",
@@ -157,6 +159,13 @@ def test_every_part_lies_where_debian_looks_for_it(laid_out: Path) -> None:
     code = re.fullmatch(r"#!(/usr/lib/infiniswap/0\.1\.0-[0-9a-f]{8})/bin/python3 -I", command)
     assert code
     assert f"\ncode=$top/{Path(code[1]).name}\n" in (laid_out / "DEBIAN/postinst").read_text()
+
+
+def test_its_hint_begins_with_a_cluster_and_has_no_refused_command() -> None:
+    hint = texts.script("postinst", BOOKWORM, "0.1.0").partition("next_steps()")[2]
+    assert "infiniswap invite --new" in hint
+    assert "infiniswap join TOKEN" in hint
+    assert "service install" not in hint
 
 
 def test_its_units_run_the_command_of_the_current_version(laid_out: Path) -> None:

@@ -101,6 +101,9 @@ def _put_documents(package: Package, top: Path) -> None:
     changes = texts.changelog(package.version, package.release, package.built_s)
     _compress(changes.encode(), doc / "changelog.gz")
     _compress((package.checkout / "CHANGELOG.md").read_bytes(), doc / "NEWS.gz")
+    pages = package.checkout / "docs"
+    for path in (*pages.glob("*.md"), *pages.glob("howto/*.md")):  # messages point to them
+        _copy(path, doc / path.relative_to(pages))
     packages = next((top / TOP / "package/lib").glob("python*/site-packages"))
     licenses = {
         f"{path.relative_to(packages)}": path

@@ -112,7 +112,7 @@ complete -c infiniswap -n '_shtab__infiniswap_using device start' -l tenant -x -
 complete -c infiniswap -n '_shtab__infiniswap_using device start' -l staging -x -d 'memory for pages on their way to donors and backup (default 64M)'
 complete -c infiniswap -n '_shtab__infiniswap_using device start' -l swap -d 'use the device as swap space'
 complete -c infiniswap -n '_shtab__infiniswap_using device start' -l priority -x -d 'priority of the swap area (default: above every other area)'
-complete -c infiniswap -n '_shtab__infiniswap_using device start' -l metrics-listen -x -d 'address at which Prometheus reads the metrics (default: none; docs/metrics.md)'
+complete -c infiniswap -n '_shtab__infiniswap_using device start' -l metrics-listen -x -d 'address at which Prometheus reads the metrics (default: none)'
 complete -c infiniswap -n '_shtab__infiniswap_using device start' -l foreground -d 'keep running in this shell; Ctrl-C stops the device'
 complete -c infiniswap -n '_shtab__infiniswap_using device start' -l discard-contents -d 'start with zeros and drop the contents kept by a stopped device of this name'
 complete -c infiniswap -n '_shtab__infiniswap_using device start; and test $_shtab__infiniswap_npos -eq 0' -ka "(_infiniswap_devices)" -d NAME

@@ -83,7 +83,7 @@ def _add_start(actions: Any) -> None:
     start.add_argument(
         "--metrics-listen",
         metavar="HOST:PORT",
-        help="address at which Prometheus reads the metrics (default: none; docs/metrics.md)",
+        help="address at which Prometheus reads the metrics (default: none)",
     )
     start.add_argument(
         "--foreground",

@@ -21,6 +21,7 @@ from infiniswap import config as configuration
 from infiniswap.cli.common.output import results_console
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.cli.doctor.finding import MISSING, OK, WARN, Check, Finding, good, guarded, missing
+from infiniswap.documents import page
 from infiniswap.errors import ConfigError
 
 
@@ -91,7 +92,7 @@ def _configuration(
         config = configuration.load(path, overrides)
     except ConfigError as error:
         what = f"{error.where}: {error.what}" if error.where else error.what
-        mend = error.mend or "correct it; docs/configuration.md lists every key"
+        mend = error.mend or f"correct it; {page('configuration.md')} lists every key"
         finding = missing("configuration", f"{what}; the other findings are for the defaults", mend)
         try:
             return configuration.load(Path("/dev/null"), overrides, {}), finding
@@ -151,4 +152,5 @@ def _print(findings: list[Finding]) -> None:
         table.add_row(finding.name, Text(finding.state, style=styles[finding.state]), text)
     console = results_console()
     console.print(table)
-    console.print("Which jobs gain, and which gain more from something else: docs/when-to-use.md")
+    closing = "Which jobs gain, and which gain more from something else: "
+    console.print(closing + page("when-to-use.md"), soft_wrap=True, markup=False, highlight=False)

@@ -10,6 +10,7 @@ from infiniswap.cli.doctor.finding import Finding, degraded, good
 from infiniswap.config import Config
 from infiniswap.discovery import broker as mqtt
 from infiniswap.discovery.find import Found
+from infiniswap.documents import page
 from infiniswap.units import format_size
 
 _NAME: Final = "discovery"
@@ -52,7 +53,7 @@ def announced(config: Config, found: Found) -> Iterator[Finding]:
         yield degraded(
             _NAME,
             f"{count} ignored, the last of them {found.complaints.get(reason, reason)}",
-            _MENDS.get(reason, "see docs/discovery.md"),
+            _MENDS.get(reason, f"see {page('discovery.md')}"),
         )
     if config.mqtt.username and config.mqtt.tls == "off" and not _is_loopback(config):
         yield degraded(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from infiniswap.cli.doctor.finding import Finding, degraded, good, missing
 from infiniswap.config import Config
+from infiniswap.documents import page
 from infiniswap.engine.rdma import RdmaPort
 from infiniswap.errors import ConfigError, EngineError
 from infiniswap.system import rdma as system
@@ -23,7 +24,7 @@ _MORE_LOCKED = (
     "LimitMEMLOCK=infinity in a unit)"
 )
 _PROVIDER = "apt install ibverbs-providers"
-_SOFT_ROCE = "modprobe rdma_rxe; rdma link add rxe0 type rxe netdev INTERFACE (docs/rdma.md)"
+_SOFT_ROCE = f"modprobe rdma_rxe; rdma link add rxe0 type rxe netdev INTERFACE ({page('rdma.md')})"
 _MENDS = {
     errno.EOPNOTSUPP: "apt install libibverbs-dev; then install Infiniswap again",
     errno.ENOENT: "apt install libibverbs1 ibverbs-providers",

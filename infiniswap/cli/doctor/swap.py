@@ -12,6 +12,7 @@ from infiniswap.cli.doctor.host import number
 from infiniswap.config import Config
 from infiniswap.device.cleanup import leftovers
 from infiniswap.device.frontends import Places
+from infiniswap.documents import page
 from infiniswap.errors import UnavailableError
 from infiniswap.system import zswap
 from infiniswap.system.files import PROC, SYS
@@ -97,14 +98,14 @@ def _zswap(proc: Path, sys: Path) -> Iterator[Finding]:
     )
     if version == 1:
         what += ". Limits of jobs do not count that memory (cgroup version 1)"
-    found = zswap.of_host(proc=proc)
+    found, where = zswap.of_host(proc=proc), page("when-to-use.md")
     share = None if found is None else found.shrunk_share
     if found is None or share is None:
         yield good(
             "zswap",
             f"{what}. It helps jobs whose pages shrink to less than half, and slows down the "
             "others, such as those on tables of numbers: the summary of `infiniswap run` shows "
-            "which it is (docs/when-to-use.md)",
+            f"which it is ({where})",
         )
         return
     what += f". It holds {format_size_short(found.held_bytes)}, shrunk to {share:.0%}"
@@ -112,11 +113,11 @@ def _zswap(proc: Path, sys: Path) -> Iterator[Finding]:
         yield good("zswap", f"{what}: that helps")
     elif version == 1:
         as_memory = f"{format_size_short(found.pool_bytes)} more as --local would help a job more"
-        yield good("zswap", f"{what}: {as_memory} (docs/when-to-use.md)")
+        yield good("zswap", f"{what}: {as_memory} ({where})")
     else:
         yield degraded(
             "zswap",
-            f"{what}: that slows jobs down (docs/when-to-use.md)",
+            f"{what}: that slows jobs down ({where})",
             f"echo N > {zswap.switch(sys=sys)}",
         )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from infiniswap.documents import page
 from infiniswap.system import zswap
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import PROC
@@ -108,4 +109,4 @@ def describe(use: ZswapUse) -> str:
         harm = "Pages that shrink so little make a job slower with zswap"
     else:
         harm = "With pages that shrink so little, as much more --local helps a job more"
-    return f"{text}. {harm}: docs/when-to-use.md"
+    return f"{text}. {harm}: {page('when-to-use.md')}"

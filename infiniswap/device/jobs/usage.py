@@ -18,6 +18,7 @@ from infiniswap.device.jobs import compressed, heaps
 from infiniswap.device.jobs.account import Account
 from infiniswap.device.jobs.compressed import ZswapUse
 from infiniswap.device.jobs.job import JobResult
+from infiniswap.documents import page
 from infiniswap.errors import InfiniswapError
 from infiniswap.system import swap, zswap
 from infiniswap.system.cgroup import MemoryCgroup
@@ -351,8 +352,8 @@ def describe(summary: Summary) -> list[str]:
         lines.append(compressed.describe(s.zswap))
     if s.page_in_bytes > s.anon_peak_bytes and not s.shared:
         lines.append(
-            "all of its memory was paged in more than once: docs/when-to-use.md shows what helps "
-            "such jobs more"
+            "all of its memory was paged in more than once: what helps such jobs more is shown in "
+            f"{page('when-to-use.md')}"
         )
     if reasons := [
         f"{format_size_short(part)} because {_WHY[name]}"
