@@ -258,15 +258,15 @@ def _report(wanted: Joining, offer: Offer, host: _Host, connection: GuestConnect
         print(f"note: {note}")
     print(
         "Next:\n"
-        "  the donors:              infiniswap status\n"
-        "  use their memory:        infiniswap run --local 4G -- COMMAND"
+        "  the donors:              sudo infiniswap status\n"
+        "  use their memory:        sudo infiniswap run --local 4G -- COMMAND"
     )
 
 
 def _report_lending(lends: str, noted: str | None) -> None:
     if not lends:
         return
-    print(f"  lend memory at {lends}: infiniswap daemon (restart it if it runs)")
+    print(f"  lend memory at {lends}: sudo infiniswap daemon (restart it if it runs)")
     if noted is None:
         print(f"note: the inviting host did not answer: add {lends} to its donors by hand")
     elif noted:

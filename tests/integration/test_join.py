@@ -150,6 +150,9 @@ def test_two_hosts_know_each_other_after_two_commands(
     for said in (host.said, done.out):
         assert "has added 10.0.0.3:9400 to cluster.peers" in said
     assert loaded(tmp_path / "a" / "infiniswap.toml").peers() == (HostPort("10.0.0.3", 9400),)
+    # What comes next needs root, as `join` does.
+    for action in ("status", "run --local 4G", "daemon"):
+        assert f" sudo infiniswap {action} " in done.out.replace("\n", " ")
     # A whole, commented file, as `infiniswap init` writes it.
     assert "written by `infiniswap join`" in path.read_text()
     assert run("config", "check", path).code in (0, 3)
