@@ -28,8 +28,8 @@ def add_parser(subparsers: Any) -> None:
         help="predict how long a command takes at each memory limit",
         description="Runs COMMAND without a limit, then with half of the memory that it used, "
         "until it has lost five times the time of the first run. "
-        "Predicts its time at every limit with the donors and the disk as they are, tries up to "
-        "three limits, and names the smallest --local for a slowdown.",
+        "Predicts its time at the limits between with the donors and the disk as they are, tries "
+        "up to three limits, and names the smallest --local for a slowdown.",
     )
     parser.add_argument(
         "--slowdown",
