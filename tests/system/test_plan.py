@@ -110,7 +110,9 @@ def test_a_job_that_fails_later_gets_what_is_known(
     done.touch()
     script = f"test $(wc -l <{done}) -eq {runs} && exit 3; echo >>{done}; {shlex.join(job(64))}"
     options = ("--json", "--slowdown", "1.5", "--size", "256M")
-    found = parsed(plan(runner, "sh", "-c", script, options=options))
+    planned = plan(runner, "sh", "-c", script, options=options)
+    assert planned.returncode == (3 if runs == 1 else 0), planned.stderr.decode()
+    found = plan_in(planned.stdout.decode())
     assert words in found["notes"][-1]
     assert found["peak_bytes"] > 64 * MIB
     assert found["tried"] == []
