@@ -60,10 +60,22 @@ void iswi_lease_leave(struct iswi_lease *lease)
 	pthread_cond_broadcast(&lease->store->changed);
 }
 
+static bool make_page(struct iswi_lease *lease)
+{
+	lease->page = aligned_alloc(ISW_PAGE_BYTES, ISW_PAGE_BYTES);
+	if (lease->page == NULL)
+		return false;
+	memset(lease->page, 0, ISW_PAGE_BYTES); /* never another consumer's bytes */
+	lease->slots[0].memory = lease->page;
+	atomic_store(&lease->slots[0].word, ISWI_SLOT_MAPPED);
+	return true;
+}
+
 struct iswi_lease *iswi_lease_alloc(isw_store *store, uint32_t slots_max)
 {
+	const uint32_t slots = ISWI_MAX(slots_max, 1u);
 	struct iswi_lease *lease;
-	size_t bytes = sizeof(*lease) + slots_max * sizeof(struct iswi_slot);
+	size_t bytes = sizeof(*lease) + slots * sizeof(struct iswi_slot);
 
 	lease = aligned_alloc(_Alignof(struct iswi_lease), bytes);
 	if (lease == NULL)
@@ -72,9 +84,13 @@ struct iswi_lease *iswi_lease_alloc(isw_store *store, uint32_t slots_max)
 	lease->store = store;
 	lease->slots_max = slots_max;
 	lease->epoch = 1;
-	for (uint32_t i = 0; i < slots_max; i++) {
+	for (uint32_t i = 0; i < slots; i++) {
 		atomic_init(&lease->slots[i].word, ISWI_SLOT_EMPTY);
 		atomic_init(&lease->slots[i].refs, 0);
+	}
+	if (slots_max == 0 && !make_page(lease)) {
+		free(lease);
+		return NULL;
 	}
 	for (uint32_t i = 0; store->transports[i] != NULL; i++) {
 		const struct iswi_store_transport *transport = store->transports[i];
@@ -94,6 +110,7 @@ void iswi_lease_free(struct iswi_lease *lease)
 	for (uint32_t i = 0; transports[i] != NULL; i++)
 		if (lease->parts[transports[i]->kind] != NULL)
 			transports[i]->lease_destroy(lease);
+	free(lease->page);
 	free(lease);
 }
 
@@ -143,8 +160,8 @@ int isw_store_lease_create(isw_store *store, uint32_t slots_max, uint64_t *lease
 	struct iswi_lease *lease;
 	int err;
 
-	if (slots_max == 0 || slots_max > ISWI_STORE_SLOTS_MAX)
-		return iswi_error(error, -EINVAL, "a lease of %u slots: 1 to %u are possible",
+	if (slots_max > ISWI_STORE_SLOTS_MAX)
+		return iswi_error(error, -EINVAL, "a lease of %u slots: up to %u are possible",
 				  slots_max, ISWI_STORE_SLOTS_MAX);
 	lease = iswi_lease_alloc(store, slots_max);
 	if (lease == NULL)

@@ -145,6 +145,7 @@ struct iswi_lease {
 	uint64_t conn_last;
 	struct iswi_store_conn *conns;
 	struct iswi_nbd_counters counters;
+	char *page; /* of a lease of no slots: see iswi_lease_alloc() */
 	struct iswi_slot slots[];
 };
 
@@ -205,7 +206,10 @@ void iswi_ticket_use(struct iswi_lease *lease, uint32_t number);
 /* ---- lease.c */
 /* On the clock of store->changed. */
 struct timespec iswi_store_deadline(uint32_t ms);
-/* A lease that nobody can connect to. NULL: no memory. */
+/*
+ * A lease that nobody can connect to. NULL: no memory. Of no slots: its export is one page, which
+ * slots[0] has as if it were mapped, and which counts for no slab.
+ */
 struct iswi_lease *iswi_lease_alloc(struct isw_store *store, uint32_t slots_max);
 /* Nobody uses it; its transports have ended, or it is the store that is destroyed. */
 void iswi_lease_free(struct iswi_lease *lease);

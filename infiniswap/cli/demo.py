@@ -38,10 +38,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs it and judges the results."""
     import json
-    import sys
 
-    from rich.console import Console
-
+    from infiniswap.cli.common.output import results_console
     from infiniswap.demo import results, runner
     from infiniswap.errors import CheckFailedError, UsageError, from_oserror
 
@@ -60,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             args.json.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise from_oserror("cannot write the results", error, where=str(args.json)) from error
-    Console(width=None if sys.stdout.isatty() else 160).print(results.table(found))
+    results_console().print(results.table(found))
     for remark in results.remarks(found):
         print(remark)
     if failed:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from infiniswap import config as configuration
 from infiniswap.cli.common.donors import address_of
 from infiniswap.cli.common.leases import table
-from infiniswap.cli.common.output import results_console
+from infiniswap.cli.common.output import plain_console, results_console
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.control.text import printable
 from infiniswap.errors import DeadlineError, InfiniswapError, NoDonorError
@@ -343,10 +343,9 @@ def _stuck(address: HostPort, status: Status, *, force: bool) -> DeadlineError:
 @contextlib.contextmanager
 def _progress(name: str, slabs: int) -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal, nothing into a file."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     if not console.is_terminal:
         yield lambda _done, _slabs: None
         return

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infiniswap.cli.common.output import results_console
+from infiniswap.cli.common.output import plain_console, results_console
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.errors import InfiniswapError, UsageError
 
@@ -129,10 +129,9 @@ def _list() -> int:
 @contextmanager
 def _progress(title: str) -> Iterator[Callable[[float], None]]:
     """A bar on standard error, where that is a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     if not console.is_terminal:
         yield lambda part: None
         return

@@ -31,6 +31,8 @@ from infiniswap.errors import (
 )
 from infiniswap.units import HostPort, format_size
 
+NO_ANSWER: Final = "no answer within"
+"""How such an error begins."""
 CERTIFICATE_REQUIRED: Final = "CERTIFICATE_REQUIRED"
 _ANOTHER: Final = "Use a certificate of the authority that the donor trusts (its ca_file)."
 _RENEW: Final = "Renew it and reload; if it is new, correct the clocks of both hosts."
@@ -72,7 +74,7 @@ async def errors_explained(
         raise
     except TimeoutError:
         raise NoDonorError(
-            f"no answer within {wait_s:g} s",
+            f"{NO_ANSWER} {wait_s:g} s",
             where=f"donor {address}",
             mend=f"Check the address, that the host is up, and that its firewall lets TCP port "
             f"{address.port} in.",

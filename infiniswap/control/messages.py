@@ -165,6 +165,8 @@ class Welcome(Message, frozen=True, tag="welcome", omit_defaults=True):
     rdma: bool = False
     maps_ahead: bool = False
     """Knows `MapRequest.ahead` and KeepRequest; a donor that does not would evict for it."""
+    test_page: bool = False
+    """Grants a lease of no slots, whose export is one page, to test the data port with."""
 
 
 class Goodbye(Message, frozen=True, tag="goodbye"):
@@ -305,10 +307,10 @@ class LeaseAnswer(Answer, frozen=True, tag="lease_answer", omit_defaults=True):
 
 class LeaseRequest(ConsumerRequest[LeaseAnswer], frozen=True, tag="lease", omit_defaults=True):
     """Asks for a lease of `slots_max` slots, all empty, and at once for tickets for its first
-    `tickets` data connections. `use` and `tickets` are absent from older devices, and older donors
-    ignore them."""
+    `tickets` data connections. No slots: a donor with `Welcome.test_page` gives that one. `use` and
+    `tickets` are absent from older devices, and older donors ignore them."""
 
-    slots_max: Annotated[int, Meta(ge=1, le=SLOTS_MAX)]
+    slots_max: Annotated[int, Meta(ge=0, le=SLOTS_MAX)]
     use: LeaseUse | None = None
     tickets: Annotated[int, Meta(ge=0, le=TICKET_NUMBERS)] = 0
 

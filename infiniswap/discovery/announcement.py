@@ -41,6 +41,8 @@ ADDRESSES_MAX: Final = 8
 EVERY_S_MAX: Final = 3600.0
 LIVES: Final = 3.0
 """Times `every_s` after which a silent donor counts as gone, and an announcement as too old."""
+REPEAT_S_UNKEPT: Final = 5.0
+"""Time after which an announcement that the broker does not keep is repeated, at most."""
 CLOCK_S_MAX: Final = 300.0
 """By how much the clocks of two hosts may differ."""
 

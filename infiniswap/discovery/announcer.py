@@ -3,8 +3,8 @@
 
 The announcement is retained; when the daemon vanishes, its will makes the broker remove it. The
 announcement is repeated, because a broker may lose what it has retained, and listeners forget
-donors they do not hear. A fault of the broker is a sentence in the log and in `degraded`; the donor
-goes on.
+donors they do not hear. With a broker that keeps no messages it is repeated more often. A fault of
+the broker is a sentence in the log and in `degraded`; the donor goes on.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from infiniswap import events
 from infiniswap.config import MqttConfig
 from infiniswap.discovery import broker
 from infiniswap.discovery.announcement import (
+    REPEAT_S_UNKEPT,
     Announcement,
     MemoryTelemetry,
     NotOursError,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RETRY_S_MAX: Final = 60.0
-_ECHO_S_MAX: Final = 10.0
+ECHO_S_MAX: Final = 10.0
 _AGAIN_S_MIN: Final = 5.0
 _WITHDRAW_S_MAX: Final = 2.0
 _OTHERS_MAX: Final = 16
@@ -94,6 +95,7 @@ class Announcer:
         self._again = asyncio.Event()
         self._echoed = asyncio.Event()
         self._cleared = 0
+        self._retains = True
 
     @property
     def problem(self) -> str:
@@ -114,6 +116,16 @@ class Announcer:
         await self._attempts.keep(self._announced)
 
     async def _announced(self) -> None:
+        self._retains = True
+        try:
+            await self._one_session()
+        except broker.BrokerError as error:
+            if not may_not_retain(error, self._attempts.versions.now):
+                raise
+            self._retains = False
+            await self._one_session()
+
+    async def _one_session(self) -> None:
         context = await asyncio.to_thread(broker.tls_context, self._config)
         local = await broker.knock(self._config, context)
         session = secrets.token_hex(8)
@@ -126,7 +138,7 @@ class Announcer:
             context,
             f"isw{session}",
             self._attempts.versions.now,
-            will=(topic, self._withdrawal(announcement)),
+            will=broker.Will(topic, self._withdrawal(announcement), self._retains),
         ) as client:
             try:
                 await self._serve(client, announcement, topic, local)
@@ -139,7 +151,8 @@ class Announcer:
                     # To those who listen now; and nothing stays for those who come later. Signed
                     # with the key of now, as listeners may accept no earlier one any more.
                     await client.publish(topic, self._withdrawal(announcement), qos=1)
-                    await client.publish(topic, b"", qos=1, retain=True)
+                    if self._retains:
+                        await client.publish(topic, b"", qos=1, retain=True)
                 raise
 
     def _withdrawal(self, announcement: Announcement) -> bytes:
@@ -187,11 +200,15 @@ class Announcer:
             if self._key() != self._will_key:
                 raise _OtherKeyError
             self._again.clear()
-            await client.publish(topic, self._signed(announcement), qos=1, retain=True)
+            signed = self._signed(announcement)
+            await client.publish(topic, signed, qos=1, retain=self._retains)
             _heed_cancellation()
-            await asyncio.sleep(min(_AGAIN_S_MIN, self._config.announce_s))
+            every_s = self._config.announce_s
+            if not self._retains:  # who comes later hears nothing else
+                every_s = min(REPEAT_S_UNKEPT, every_s)
+            await asyncio.sleep(min(_AGAIN_S_MIN, every_s))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, self._config.announce_s - _AGAIN_S_MIN)):
+                async with asyncio.timeout(max(0.0, every_s - _AGAIN_S_MIN)):
                     await self._again.wait()
             # An RDMA device may have come or gone.
             announcement = await self._make(local, announcement.session)
@@ -200,21 +217,19 @@ class Announcer:
         """A broker may accept a message that its access rules let nobody read, without a word."""
         self._echoed.clear()
         try:
-            async with asyncio.timeout(_ECHO_S_MAX):
+            async with asyncio.timeout(ECHO_S_MAX):
                 await self._echoed.wait()
         except TimeoutError:
-            raise broker.BrokerError(
-                "it takes the announcement and does not give it out",
-                where=broker.where(self._config),
-                mend="Let this user read and write infiniswap/# (the broker's access control "
-                "list).",
-            ) from None
+            raise not_given_out(self._config) from None
         self._attempts.good()
         log.info(
-            "announced as %s at %s, in the cluster %s",
+            "announced as %s at %s, in the cluster %s%s",
             ", ".join(announcement.addresses),
             broker.where(self._config),
             announcement.cluster,
+            ""
+            if self._retains
+            else "; the broker keeps no messages, so this is repeated more often",
         )
         if announcement.address.is_loopback and not broker.address_of(self._config).is_loopback:
             log.warning(
@@ -286,6 +301,21 @@ class Announcer:
         self._conflict = conflict(announcement.donor_id, list(everybody))
         if self._attempts.is_due(self._conflict):
             log.warning("%s", self._conflict, extra=events.about(events.IDENTITY_TWICE))
+
+
+def not_given_out(config: MqttConfig) -> broker.BrokerError:
+    """No echo has come."""
+    return broker.BrokerError(
+        "it takes the announcement and does not give it out",
+        where=broker.where(config),
+        mend="Let this user read and write infiniswap/# (the broker's access control list).",
+    )
+
+
+def may_not_retain(error: broker.BrokerError, version: str) -> bool:
+    """Whether another attempt should do without retained messages. In MQTT 3.1.1 a broker that does
+    not keep any can only close the connection."""
+    return error.is_retain or (error.is_protocol and version == "3.1.1")
 
 
 def _heed_cancellation() -> None:

@@ -17,6 +17,7 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from infiniswap.config import MqttConfig
@@ -39,20 +40,31 @@ _UNSUPPORTED_PROTOCOL: Final = {1, 132}
 _WRONG_PASSWORD: Final = {4, 134}
 _NOT_AUTHORIZED: Final = {5, 135}
 _UNSPECIFIED: Final = {7, 128}
+_NOT_RETAINED: Final = {154}
+_REFUSALS: Final = {2, 133, 138, 140, 144, 149, 153, 155, 156, 157}
+"""Of MQTT 3.1.1 (table 3.1) and 5 (2.4): those that another attempt does not end."""
 
 
 class BrokerError(NoDonorError):
     """The broker cannot be used. It ends nothing.
 
     Attributes:
-        is_protocol: the broker does not speak the version of MQTT that was tried.
+        is_protocol: the broker does not speak the version of MQTT that was tried, or says nothing.
+        is_retain: it keeps no retained messages, and so takes none.
     """
 
     def __init__(
-        self, what: str, *, where: str = "", mend: str = "", is_protocol: bool = False
+        self,
+        what: str,
+        *,
+        where: str = "",
+        mend: str = "",
+        is_protocol: bool = False,
+        is_retain: bool = False,
     ) -> None:
         super().__init__(what, where=where, mend=mend)
         self.is_protocol = is_protocol
+        self.is_retain = is_retain
 
 
 class Versions:
@@ -147,13 +159,22 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+@dataclass(frozen=True, slots=True)
+class Will:
+    """A message of last resort; `retain`: the broker keeps it."""
+
+    topic: str
+    payload: bytes
+    retain: bool
+
+
 @contextlib.asynccontextmanager
 async def connected(
     config: MqttConfig,
     context: ssl.SSLContext | None,
     identifier: str,
     protocol: str,
-    will: tuple[str, bytes] | None = None,
+    will: Will | None = None,
     sink: Callable[[Message], None] | None = None,
 ) -> AsyncIterator[Client]:
     """A connection with a session of its own, as long as the block lasts.
@@ -163,7 +184,7 @@ async def connected(
         context: of TLS.
         identifier: for the broker; nobody else's, as brokers end the older of two.
         protocol: "5" or "3.1.1".
-        will: topic and payload of a message that the broker sends, and keeps, when we vanish.
+        will: a message that the broker sends when we vanish.
         sink: called with each message as it comes, so that in a flood none waits and none is
             dropped; None: they are read from the client.
 
@@ -189,7 +210,7 @@ async def connected(
         password=password,
         identifier=identifier,
         protocol=aiomqtt.ProtocolVersion.V5 if is_5 else aiomqtt.ProtocolVersion.V311,
-        will=aiomqtt.Will(*will, 1, True) if will else None,
+        will=aiomqtt.Will(will.topic, will.payload, 1, will.retain) if will else None,
         clean_session=None if is_5 else True,
         timeout=CONNECT_S_MAX,
         keepalive=config.keepalive_s,
@@ -263,6 +284,19 @@ def _explained(config: MqttConfig, error: Exception) -> BrokerError:
             is_protocol=True,
         )
     reason = str(code).lower() if code is not None else str(error)
+    if number in _NOT_RETAINED:
+        return BrokerError(
+            "it keeps no retained messages",
+            where=place,
+            mend="Allow them there (Mosquitto: retain_available), or announce without.",
+            is_retain=True,
+        )
+    if number in _REFUSALS:
+        return BrokerError(
+            f"it refuses this host: {reason}",
+            where=place,
+            mend="Change the settings of the broker, or those under [mqtt]; its log says more.",
+        )
     return BrokerError(
         "the connection was lost" + (f": {reason}" if number not in _UNSPECIFIED else ""),
         where=place,

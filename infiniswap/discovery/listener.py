@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from infiniswap.config import MqttConfig
 from infiniswap.discovery import broker
-from infiniswap.discovery.announcement import NotOursError, donor_topic
+from infiniswap.discovery.announcement import REPEAT_S_UNKEPT, NotOursError, donor_topic
 from infiniswap.discovery.attempts import Attempts
 from infiniswap.discovery.directory import Directory
 from infiniswap.ticks import tick_pause_s
@@ -28,7 +28,8 @@ _TICK_S_SETTLING: Final = 0.1
 _TICK_S: Final = 1.0
 """What expires does so after minutes."""
 _QUIET_S: Final = 0.5
-_SETTLE_S_MAX: Final = 5.0
+_SETTLE_S_MAX: Final = REPEAT_S_UNKEPT + 1.0
+"""What a broker keeps comes at once; what it does not keep is repeated."""
 
 
 class Listener:
@@ -45,7 +46,8 @@ class Listener:
         wall: seconds since 1970.
 
     Attributes:
-        is_settled: whether the retained announcements were heard, once at least.
+        is_settled: whether the retained announcements were heard, once at least; or, of a broker
+            that keeps none, those that are repeated.
         complaints: messages that did not count, the last sentence of each kind.
     """
 
@@ -73,6 +75,7 @@ class Listener:
             comfort="; those that are known stay known",
         )
         self._heard_s = 0.0
+        self._has_kept = False
 
     @property
     def problem(self) -> str:
@@ -106,6 +109,7 @@ class Listener:
             self._config, context, name, self._attempts.versions.now, sink=self._heard
         ) as client:
             self._heard_s = asyncio.get_running_loop().time()
+            self._has_kept = False
             # QoS 0: messages to be acknowledged wait in a queue of the broker (Mosquitto: 1000),
             # which drops those that a flood leaves no room for.
             answer = await client.subscribe(donor_topic(self._cluster, "+", "+"), qos=0)
@@ -132,7 +136,8 @@ class Listener:
 
     def _tick(self, started_s: float) -> None:
         now_s = asyncio.get_running_loop().time()
-        is_quiet = now_s - self._heard_s > _QUIET_S or now_s - started_s > _SETTLE_S_MAX
+        is_quiet = self._has_kept and now_s - self._heard_s > _QUIET_S
+        is_quiet = is_quiet or now_s - started_s > _SETTLE_S_MAX
         is_changed = self._directory.expire(now_s)
         if is_quiet and (self.problem or not self.is_settled):
             if self.problem:
@@ -144,6 +149,7 @@ class Listener:
 
     def _heard(self, message: Message) -> None:
         now_s = self._heard_s = asyncio.get_running_loop().time()
+        self._has_kept |= bool(message.retain)
         topic = str(message.topic)
         try:
             if self._directory.take(

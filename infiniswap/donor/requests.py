@@ -32,6 +32,7 @@ from infiniswap.donor.room import Room
 from infiniswap.donor.written_leases import WrittenLeases
 from infiniswap.engine.store import MappedSlot, Store
 from infiniswap.errors import EngineError, InfiniswapError, RequestRefusedError
+from infiniswap.units import PAGE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,8 @@ class Requests:
         )
 
     async def _lease(self, session: ServerSession, request: m.LeaseRequest) -> m.LeaseAnswer:
-        self.room.check_lending()
+        if request.slots_max:  # the test page is no loan, and drained donors have networks too
+            self.room.check_lending()
         who = session.number, session.consumer
         while (spare := self.table.check_room(*who, request.slots_max)) is not None:
             await self.work.whole(self._end_spare(spare), spare.lease)
@@ -118,10 +120,10 @@ class Requests:
         lease = self.table.grant(record, session.number, self.clock())
 
         async def ready() -> list[str]:
-            given, _ = await asyncio.gather(
-                self._first_tickets(number, request.tickets), self.written.write_down(lease)
-            )
-            return given
+            given = self._first_tickets(number, request.tickets)
+            if not request.slots_max:  # the next daemon has nothing of it
+                return await given
+            return (await asyncio.gather(given, self.written.write_down(lease)))[0]
 
         tickets = await self.work.whole(ready(), number)
         log.info("lease %d granted to %s", number, session)
@@ -130,7 +132,7 @@ class Requests:
             lease=number,
             epoch=record.epoch,
             reclaim=record.reclaim,
-            export_bytes=request.slots_max * self.config.slab_bytes,
+            export_bytes=request.slots_max * self.config.slab_bytes or PAGE_BYTES,
             grace_ms=round(self.config.lease_grace_s * 1000),
             tickets=tickets,
         )

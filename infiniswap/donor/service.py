@@ -165,6 +165,7 @@ class DonorService:
             draining=self.drain.is_active,
             rdma=self.rdma.enabled,
             maps_ahead=True,
+            test_page=True,
         )
 
     def session_opened(self, session: ServerSession) -> None:

@@ -154,7 +154,6 @@ STORE_TEST(test_leases)
 		}
 	}
 	CHECK_EQ(lease_create(store, 2, ticket, &lease, &error), -ENOSPC);
-	CHECK_EQ(lease_create(store, 0, ticket, &lease, &error), -EINVAL);
 	CHECK_EQ(lease_create(store, UINT32_MAX, ticket, &lease, &error), -EINVAL);
 	CHECK_EQ(store_stats().leases, 4);
 	for (unsigned i = 0; i < 4; i++)
@@ -239,6 +238,35 @@ STORE_TEST(test_who_may_connect)
 	CHECK_EQ(try_open(fd, leased.ticket), NBD_REP_ERR_UNKNOWN);
 	close(fd);
 	CHECK_EQ(isw_store_lease_destroy(store, other.lease), 0);
+}
+
+/* To try the data port: a page goes there and comes back, and no slab is taken for it. */
+STORE_TEST(test_a_lease_of_no_slots_has_one_page)
+{
+	for (unsigned next = 0; next < 2; next++) {
+		struct leased leased = lease_slots(0);
+		struct described described = {0};
+		char page[4096] = {0};
+		uint64_t generation;
+		uint32_t slot;
+		int fd = dial(port);
+
+		greet(fd, NBD_FLAG_FIXED_NEWSTYLE | NBD_FLAG_NO_ZEROES);
+		CHECK_EQ(ask_export(fd, NBD_OPT_GO, leased.ticket, &described), NBD_REP_ACK);
+		CHECK_EQ(described.size, 4096);
+		check_bytes(fd, 0, 0, 4096);
+		fill_bytes(fd, 0, 0xee, 4096);
+		check_bytes(fd, 0, 0xee, 4096);
+		CHECK_EQ(do_read(fd, 4096, page, 1), NBD_EINVAL);
+		CHECK_EQ(do_write(fd, 1, page, 4096), NBD_ENOSPC);
+		CHECK_EQ(isw_store_map(store, leased.lease, 0, &slot, &generation), -ENOSPC);
+		CHECK_EQ(isw_store_unmap(store, leased.lease, 0, 0, 0), -EINVAL);
+		CHECK_EQ(lease_stats(leased.lease).slots_mapped, 0);
+		CHECK_EQ(store_stats().slabs_free, SLABS);
+		close(fd);
+		CHECK_EQ(isw_store_lease_destroy(store, leased.lease), 0);
+		CHECK_EQ(store_stats().slabs_free, SLABS);
+	}
 }
 
 /* What one lease wrote is not there for the next that gets the slab. */

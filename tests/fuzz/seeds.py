@@ -135,6 +135,7 @@ def control() -> Iterator[bytes]:
         m.Auth(proof="0" * 64),
         m.Ping(id=1),
         m.LeaseRequest(id=1, slots_max=4),
+        m.LeaseRequest(id=1, slots_max=0, tickets=1),
         m.LeaseRequest(id=1, slots_max=4, use=m.LeaseUse(job="a", user="b", uid=1, tenant="c")),
         m.MapRequest(id=2, lease=1, slab=0),
         m.MapRequest(id=2, lease=1, slab=1, ahead=True),

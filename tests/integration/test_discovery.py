@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from random import Random
@@ -301,6 +301,68 @@ def test_credentials_and_certificates_are_checked_and_explained(
         assert "1 donors are announced" in findings(cluster)
     finally:
         broker.kill()
+
+
+@pytest.fixture
+def other_broker(announced: Cluster, tmp_path: Path) -> Iterator[Callable[..., Broker]]:
+    """Starts another one, with these lines in its configuration, for the cluster."""
+    made: list[Broker] = []
+
+    def begin(*options: str) -> Broker:
+        made.append(Broker(tmp_path, *options))
+        made[0].start()
+        announced.env["INFINISWAP_MQTT_BROKER"] = made[0].address
+        return made[0]
+
+    yield begin
+    for each in made:
+        each.kill()
+
+
+@pytest.mark.requires_tool("mosquitto")
+@pytest.mark.parametrize("protocol", ["auto", "3.1.1"])
+def test_a_broker_that_keeps_nothing_is_served_by_repetition(
+    announced: Cluster, other_broker: Callable[..., Broker], protocol: str
+) -> None:
+    cluster = announced
+    broker = other_broker("retain_available false")
+    cluster.env |= {"INFINISWAP_MQTT_PROTOCOL": protocol, "INFINISWAP_MQTT_ANNOUNCE_S": "3600"}
+    donor = cluster.donor()
+    until(lambda: "announced as" in donor.log, "a donor that is announced")
+    assert "the broker keeps no messages, so this is repeated more often" in donor.log
+    assert "lost" not in donor.log
+    rows = json.loads(cluster.ok("status", "--json"))["donors"]
+    assert [row["address"] for row in rows] == [donor.address]
+    report = findings(cluster)
+    assert f"ok: broker {broker.address}: the daemon of this host can announce itself" in report
+    assert f"degraded: broker {broker.address}: it keeps no retained messages" in report
+    assert "TLS" not in report
+
+
+@pytest.mark.requires_tool("mosquitto")
+def test_doctor_asks_the_broker_for_what_the_daemon_asks(
+    announced: Cluster, other_broker: Callable[..., Broker], tmp_path: Path
+) -> None:
+    access = tmp_path / "acl"
+    access.write_text("topic read infiniswap/#\n")
+    other_broker(f"acl_file {access}")
+    report = findings(announced)
+    assert "ok: broker" in report  # a consumer needs no more
+    assert "the daemon of this host cannot announce itself: it takes the announcement and" in report
+    assert "Let this user read and write infiniswap/#" in report
+
+
+@pytest.mark.requires_tool("mosquitto")
+def test_doctor_leaves_nothing_on_a_broker(announced: Cluster, broker: Broker) -> None:
+    donor = announced.donor()
+    until(lambda: "announced as" in donor.log, "a donor that is announced")
+    for _ in range(2):
+        report = findings(announced)
+        assert f"ok: broker {broker.address}: 1 donors are announced" in report
+        assert "the daemon of this host can announce itself there" in report
+        assert "keeps no retained" not in report
+    assert "withdrawal" not in donor.log
+    assert "does not count" not in donor.log
 
 
 def announcer(

@@ -56,7 +56,7 @@ def test_garbage_is_one_kind_of_error(frame: bytes | str) -> None:
         b'{"type":"ping","id":true}',
         b'{"type":"pong"}',
         b'{"type":"nonsense","id":1}',
-        b'{"type":"lease","id":1,"slots_max":0}',
+        b'{"type":"lease","id":1,"slots_max":-1}',
         b'{"type":"lease","id":1,"slots_max":16385}',
         b'{"type":"auth","proof":"zz"}',
         b'{"type":"auth","proof":"' + b"a" * 64 + b'\\n"}',

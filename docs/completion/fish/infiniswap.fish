@@ -206,6 +206,7 @@ complete -c infiniswap -n '_shtab__infiniswap_using donor ticket; and test $_sht
 complete -c infiniswap -n '_shtab__infiniswap_using; and test $_shtab__infiniswap_npos -eq 0' -a doctor -d 'check what this host can do, and what is missing'
 complete -c infiniswap -n '_shtab__infiniswap_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c infiniswap -n '_shtab__infiniswap_using doctor' -l report -d 'print a report about hardware, kernel and running devices as JSON, to send to others: it has no names, addresses or secrets'
+complete -c infiniswap -n '_shtab__infiniswap_using doctor' -l speed -d 'also measure the bandwidth to each donor, for two seconds each, and say what it means for page-ins; that fills the network meanwhile'
 complete -c infiniswap -n '_shtab__infiniswap_using doctor' -l json -d 'print JSON, for programs'
 complete -c infiniswap -n '_shtab__infiniswap_using doctor' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file (TOML)'
 complete -c infiniswap -n '_shtab__infiniswap_using doctor' -l donors -xka "(_infiniswap_donors)" -d 'addresses or names of the donors'

@@ -85,7 +85,13 @@ def is_reader_gone(error: OutputError) -> bool:
 def results_console() -> Console:
     """On standard output. Into a file or a pipe it writes long lines, so that `grep` finds whole
     sentences."""
+    console = plain_console()
+    return console if console.is_terminal else plain_console(width=_PIPE_COLUMNS)
+
+
+def plain_console(*, width: int | None = None, stderr: bool = False) -> Console:
+    """A console that prints text as it is. To rich itself `[fd00::2]` is markup and `:cat:` a
+    picture, wherever the text stands: in a cell, a heading, a title or a sentence."""
     from rich.console import Console
 
-    console = Console()
-    return console if console.is_terminal else Console(width=_PIPE_COLUMNS)
+    return Console(width=width, stderr=stderr, markup=False, emoji=False)

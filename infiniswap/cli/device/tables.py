@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
+from infiniswap.cli.common.output import results_console
 from infiniswap.device.api import DeviceStatus, SuccessionRow
 from infiniswap.units import PAGE_BYTES, format_size, format_size_short
 
@@ -19,7 +19,6 @@ def print_json(value: object) -> None:
 
 def print_table(running: list[DeviceStatus], others: Mapping[str, str]) -> None:
     """For people; `others` has the states of those that do not answer, by name."""
-    from rich.console import Console
     from rich.table import Table
 
     if not running and not others:
@@ -43,7 +42,7 @@ def print_table(running: list[DeviceStatus], others: Mapping[str, str]) -> None:
         )
     for name, state in sorted(others.items()):
         table.add_row(name, state, "-", "-", "-", "-", "-")
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    results_console().print(table)
 
 
 def describe(status: DeviceStatus) -> list[tuple[str, str]]:

@@ -39,6 +39,12 @@ def add_parser(subparsers: Any) -> None:
         help="print a report about hardware, kernel and running devices as JSON, to send to "
         "others: it has no names, addresses or secrets",
     )
+    parser.add_argument(
+        "--speed",
+        action="store_true",
+        help="also measure the bandwidth to each donor, for two seconds each, and say what it "
+        "means for page-ins; that fills the network meanwhile",
+    )
     add_shared(parser, "--json", "--config", "--donors", "--secret-file")
 
 
@@ -53,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         donors = donors_of(args.donors, args.config, overrides)
     overrides |= only_these(donors)
     config, finding = _configuration(args.config, overrides)
-    findings = [finding, *examine(config)]
+    findings = [finding, *examine(config, speed=args.speed)]
     if args.report:
         from infiniswap.cli.doctor.report import report
 
@@ -104,8 +110,13 @@ def _configuration(
     )
 
 
-def examine(config: configuration.Config) -> Iterator[Finding]:
-    """Every finding, in the order of the report. A check that fails is a finding itself."""
+def examine(config: configuration.Config, *, speed: bool = False) -> Iterator[Finding]:
+    """Every finding, in the order of the report. A check that fails is a finding itself.
+
+    Args:
+        config: what is checked.
+        speed: whether to measure the bandwidth to donors too.
+    """
     # Imported late: other commands do not need these modules.
     from infiniswap.cli.doctor import devices, donors, host, rdma, swap
 
@@ -127,7 +138,7 @@ def examine(config: configuration.Config) -> Iterator[Finding]:
         ("backup", lambda: devices.backup(config)),
         ("secret", lambda: donors.secret(config)),
         ("listen", lambda: donors.listening(config)),
-        ("donors", lambda: donors.donors(config)),
+        ("donors", lambda: donors.donors(config, speed=speed)),
         ("device-unit", devices.unit),
         ("devices", lambda: devices.devices(config)),
         ("leftovers", lambda: devices.left_behind(config)),

@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Final
 
 from infiniswap.cli.doctor.finding import Finding, degraded, good
 from infiniswap.config import Config
 from infiniswap.discovery import broker as mqtt
+from infiniswap.discovery.announcement import REPEAT_S_UNKEPT
 from infiniswap.discovery.find import Found
+from infiniswap.discovery.rehearsal import rehearse
 from infiniswap.documents import page
+from infiniswap.donor.identity import make_identity
+from infiniswap.errors import InfiniswapError
+from infiniswap.keys import announcement_keys
 from infiniswap.units import format_size
 
 _NAME: Final = "discovery"
@@ -60,6 +66,30 @@ def announced(config: Config, found: Found) -> Iterator[Finding]:
             _NAME,
             f"{place}: the password travels in plain text",
             'tls = "on" and ca_file under [mqtt], and a port of the broker with TLS',
+        )
+
+
+def announcing(config: Config) -> Iterator[Finding]:
+    """Whether the daemon of this host could announce itself, where its configuration lets it."""
+    if config.daemon.listen.is_loopback and not _is_loopback(config):
+        return  # it lends to this host alone
+    donor_id = make_identity(config.daemon.name, config.daemon.listen).donor_id
+    accepted = [] if (keys := config.keys()) is None else announcement_keys([keys])
+    key = accepted[0] if accepted else None
+    place = mqtt.where(config.mqtt)
+    try:
+        keeps = asyncio.run(rehearse(config.mqtt, config.cluster.name, donor_id, key))
+    except InfiniswapError as error:
+        what = f"{error.where or place}: the daemon of this host cannot announce itself: "
+        yield degraded(_NAME, what + error.what, error.mend or "see the broker's log")
+        return
+    yield good(_NAME, f"{place}: the daemon of this host can announce itself there")
+    if not keeps:
+        yield degraded(
+            _NAME,
+            f"{place}: it keeps no retained messages, so donors repeat their announcements every "
+            f"{REPEAT_S_UNKEPT:g} s, and commands listen for as long",
+            "allow retained messages in the broker's configuration (Mosquitto: retain_available)",
         )
 
 

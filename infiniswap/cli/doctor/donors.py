@@ -8,13 +8,15 @@ import time
 from collections.abc import Iterator
 
 from infiniswap.cli.config import addresses
-from infiniswap.cli.doctor import broker
+from infiniswap.cli.doctor import broker, data_port
 from infiniswap.cli.doctor.finding import Finding, degraded, good
 from infiniswap.config import Config
+from infiniswap.control.explain import NO_ANSWER
 from infiniswap.discovery.find import find
 from infiniswap.secret import CertificateFiles, check_listen_secret
 from infiniswap.units import format_size, format_size_short
 from infiniswap.watch.asking import AskedDonor, ask, local_donor
+from infiniswap.watch.data_port import accepts
 
 
 def secret(config: Config) -> Iterator[Finding]:
@@ -60,12 +62,19 @@ def _certificate(files: CertificateFiles, cluster: str) -> Iterator[Finding]:
         yield good("secret", f"none: {files.certificate} ({found.shown}), good until {until}")
 
 
-def donors(config: Config) -> Iterator[Finding]:
-    """Every donor that is named or announced."""
+def donors(config: Config, *, speed: bool = False) -> Iterator[Finding]:
+    """Every donor that is named or announced, and whether pages get there and back.
+
+    Args:
+        config: names the donors.
+        speed: whether to measure the bandwidth to each.
+    """
     found = find(config)
     peers = found.addresses
     if config.cluster.discovery == "mqtt":
         yield from broker.announced(config, found)
+        if found.failure is None:
+            yield from broker.announcing(config)
     if not peers:
         yield degraded(
             "donors",
@@ -75,15 +84,28 @@ def donors(config: Config) -> Iterator[Finding]:
         return
     from infiniswap.control.access import client_config
 
-    asked = ask(peers, client_config(config, config.cluster.ask_s), local_donor(config))
-    for row in asyncio.run(asked):
+    client = client_config(config, config.cluster.ask_s)
+    rows = asyncio.run(ask(peers, client, local_donor(config)))
+    for row in rows:
         yield from _donor(config, row)
+    answering = [row.address for row in rows if row.status is not None]
+    if client.keys is not None or client.credentials is not None:
+        yield from data_port.data_ports(answering, client, speed=speed)
 
 
 def _donor(config: Config, row: AskedDonor) -> Iterator[Finding]:
     if row.status is None:
         failure = row.failure
         what, mend = (failure.what, failure.mend) if failure else (row.error, "")
+        if what.startswith(NO_ANSWER) and accepts(row.address, config.cluster.ask_s):
+            what += (
+                ", although it accepts connections: its daemon is busy or stopped, or something in "
+                "between drops large packets"
+            )
+            mend = (
+                f"see the daemon's log on {row.address.host}; give both hosts, and every switch "
+                "and tunnel in between, one MTU: `ip link set INTERFACE mtu 1500`"
+            )
         yield degraded(
             "donors", f"{row.address}: {what}", mend or f"see the daemon's log on {row.address}"
         )

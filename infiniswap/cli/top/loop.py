@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console, Group
 from rich.live import Live
 
+from infiniswap.cli.common.output import plain_console
 from infiniswap.cli.top.view import SECTIONS, Seen, Window, draw, last_row
 from infiniswap.control.access import client_config
 from infiniswap.device.control.listing import local_devices
@@ -172,7 +173,7 @@ async def watch(config: Config) -> None:
     Raises:
         InfiniswapError: the configuration cannot be used.
     """
-    console = Console()
+    console = plain_console()
     own = Viewer(config, console)
     loop, fd = asyncio.get_running_loop(), sys.stdin.fileno()
     with (

@@ -205,7 +205,7 @@ def report(found: Mapping[Key, Pairs], about: Mapping[str, Any], output: Path) -
         values = (format_value(before), format_value(now), format_spread(pairs.ratio))
         table.add_row(key.comparison, name, *values, pairs.verdict)
         rows.append(asdict(key) | asdict(pairs) | {"ratio": asdict(pairs.ratio)})
-    Console(width=None if sys.stdout.isatty() else 150).print(table)
+    Console(width=None if sys.stdout.isatty() else 150, markup=False, emoji=False).print(table)
     (output / "results.json").write_text(json.dumps({**about, "figures": rows}, indent=2) + "\n")
     print(f"bench: wrote results.json in {output}")
 

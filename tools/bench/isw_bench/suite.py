@@ -211,7 +211,7 @@ def report(
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = Console(width=None if sys.stdout.isatty() else 150, markup=False, emoji=False)
     for comparison in comparisons:
         table = Table(*results.HEADINGS, title=comparison.title, title_justify="left")
         for figure in comparison.figures:
