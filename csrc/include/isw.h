@@ -241,8 +241,8 @@ int isw_store_lease_slot(isw_store *store, uint64_t lease, uint32_t slot,
 			 struct isw_slot_info *info_out);
 
 /*
- * A lease is one export: slots_max slab slots, all empty, reachable with tickets. With no slot it is
- * one page that takes no slab, to try the data port with; it cannot be restored. lease_out is
+ * A lease is one export: slots_max slab slots, all empty, reachable with tickets. With no slot it
+ * is one page that takes no slab, to try the data port with; it cannot be restored. lease_out is
  * never reused during the life of the store or, with slab_dir, of that directory.
  */
 int isw_store_lease_create(isw_store *store, uint32_t slots_max, uint64_t *lease_out,

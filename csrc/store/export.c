@@ -9,8 +9,8 @@ static void describe(const struct iswi_lease *lease, struct iswi_nbd_export *exp
 {
 	const uint64_t slab_bytes = lease->store->config.slab_bytes;
 
-	export_out->size_bytes = lease->page != NULL ? ISW_PAGE_BYTES
-						     : lease->slots_max * slab_bytes;
+	export_out->size_bytes =
+		lease->page != NULL ? ISW_PAGE_BYTES : lease->slots_max * slab_bytes;
 	export_out->block_bytes_min = 1;
 	export_out->block_bytes_preferred = ISW_PAGE_BYTES;
 	export_out->block_bytes_max = (uint32_t)ISWI_MIN(slab_bytes, ISWI_NBD_PAYLOAD_BYTES_MAX);

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from infiniswap.cli.doctor.finding import Finding, degraded, good
+from infiniswap.documents import page
 from infiniswap.errors import InfiniswapError
 from infiniswap.units import GIB, PAGE_BYTES, HostPort
 from infiniswap.watch.data_port import DataPortTest, check_data_port
@@ -81,6 +82,6 @@ def _speed(
     return degraded(
         "speed",
         f"{what}. That is less than a common cloud disk reads in sequence (125 MB/s)",
-        "connect the hosts by 10 Gbit/s or more, or compare with this host's disk first "
-        "(docs/when-to-use.md)",
+        "connect the hosts by 10 Gbit/s or more, or compare with this host's disk first: "
+        f"{page('when-to-use.md')}",
     )
