@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 from infiniswap import config as configuration
 from infiniswap import rights
 from infiniswap.cli.common.parser import add_shared
-from infiniswap.errors import ConflictError, NotPermittedError, UsageError
+from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, UsageError
 from infiniswap.secret import check_listen_secret
 from infiniswap.units import CONTROL_PORT, format_size_short, parse_host_port
 
 _AFTER_S_MAX = 86_400
+_GRACE = math.inf
+"""Stands for daemon.lease_grace_s."""
+_LOOK_S = 0.1
 
 
 def add_parser(subparsers: Any) -> None:
@@ -77,9 +81,10 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--after",
-        type=float,
-        metavar="SECONDS",
-        help="with --release: first give a new daemon this long to take the memory over",
+        type=_after,
+        metavar="SECONDS|grace",
+        help="with --release: first give a new daemon this long to take the memory over, unless "
+        "half of the headroom is used up; `grace` is daemon.lease_grace_s",
     )
     parser.add_argument(
         "--donor", metavar="ID", help="with --release: only the memory of this donor"
@@ -132,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         to_journal=logs.is_journal(),
     )
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    with by_hand.bounded(config, memory) as give_back:
+    with by_hand.bounded(config, memory, args.memory_cgroup) as give_back:
         asyncio.run(daemon.run(config, NativeStore, memory, args.ready_file, load, give_back))
     return 0
 
@@ -145,16 +150,15 @@ def release(args: argparse.Namespace) -> int:
         NotPermittedError: the memory belongs to another user.
         ConflictError: with --after, devices of protocol version 1 have slabs there.
     """
-    import time
-
-    if args.after is not None and not 0 <= args.after <= _AFTER_S_MAX:
+    if args.after not in (None, _GRACE) and not 0 <= args.after <= _AFTER_S_MAX:
         raise UsageError(
             f"--after {args.after:g} is out of range",
             mend=f"It is 0 to {_AFTER_S_MAX} (seconds).",
         )
     from infiniswap.donor import home
 
-    run_dir = configuration.load(args.config, {}).daemon.run_dir
+    config = configuration.load(args.config, {"daemon.headroom": args.headroom})
+    run_dir = config.daemon.run_dir
     # Of other daemons this user need not know.
     homes = [] if run_dir is None else [run_dir, *run_dir.glob(f"{args.donor or '*'}/")]
     for closed in filter(None, map(rights.closed_directory, homes)):
@@ -165,7 +169,8 @@ def release(args: argparse.Namespace) -> int:
     if args.donor is not None:
         found = [leftover for leftover in found if leftover.path.name == args.donor]
     if found and args.after is not None:
-        time.sleep(args.after)
+        after_s = config.daemon.lease_grace_s if args.after == _GRACE else args.after
+        _wait(config, after_s, args)
     kept: ConflictError | None = None
     for leftover in found:
         try:
@@ -182,6 +187,28 @@ def release(args: argparse.Namespace) -> int:
     if kept is not None:
         raise kept
     return 0
+
+
+def _after(text: str) -> float:
+    return _GRACE if text == "grace" else float(text)
+
+
+def _wait(config: configuration.Config, after_s: float, args: argparse.Namespace) -> None:
+    """Until a successor has had its time, or the host needs the memory."""
+    import time
+
+    from infiniswap.donor.memory import memory_source
+    from infiniswap.donor.pool_limits import headroom_bytes
+    from infiniswap.policy.headroom import URGENT_FRACTION
+
+    memory = memory_source(args.memory_cgroup)
+    end_s = time.monotonic() + after_s
+    while (left_s := end_s - time.monotonic()) > 0:
+        with contextlib.suppress(InfiniswapError):
+            figures = memory.read()
+            if figures.available_bytes < URGENT_FRACTION * headroom_bytes(config, figures):
+                return
+        time.sleep(min(left_s, _LOOK_S))
 
 
 def prepare(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ peer that does not read what it asked for loses its connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 from asyncio import sslproto
@@ -208,7 +209,8 @@ class _Counted(asyncio.BufferedProtocol):
             return
         self._gate.refused_open += 1
         self._lingering = asyncio.get_running_loop().call_later(_SHUTDOWN_S, transport.abort)
-        transport.write_eof()
+        with contextlib.suppress(OSError):  # the peer has closed it already
+            transport.write_eof()
 
     def _end_idle(self) -> None:
         self._gate.counters["connections_idle_closed"] += 1

@@ -26,7 +26,7 @@ from pathlib import Path
 from infiniswap import rights
 from infiniswap.donor.records import FORMAT, FORMAT_OF_PROTOCOL_1, DonorRecord, FileRecords
 from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, from_oserror
-from infiniswap.system import mounts, programs
+from infiniswap.system import mounts
 from infiniswap.system.files import PROC, read_text
 from infiniswap.units import MIB
 
@@ -158,7 +158,7 @@ class Home:
 
         Args:
             grace_s: that time.
-            release: of a daemon that may not unmount it itself.
+            release: does so; None: it stays until somebody asks for it.
         """
         try:
             if not self.keeps:
@@ -173,9 +173,7 @@ class Home:
                 self.path,
                 grace_s,
             )
-            if release is None:
-                leave_release(self.path, grace_s)
-            else:
+            if release is not None:
                 release(grace_s)
         except InfiniswapError as error:
             log.error("%s", error)
@@ -378,29 +376,6 @@ def _look(path: Path) -> OrphanedHome | None:
         return OrphanedHome(path, (room.f_blocks - room.f_bfree) * room.f_frsize, started_ns)
     except (OSError, InfiniswapError):
         return None
-
-
-def leave_release(path: Path, after_s: float) -> None:
-    """Leaves a process behind that gives a home back unless a successor takes it over.
-
-    If a service manager ends all processes of a service, the process must be a unit of its own.
-    """
-    programs.leave(
-        [*release_command(path), f"{after_s:g}"],
-        release_environment(path),
-        what=f"nothing gives the memory in {path} back",
-    )
-
-
-def release_command(path: Path) -> list[str]:
-    """What gives a home back after the seconds that are to follow."""
-    return programs.infiniswap("daemon", "--release", "--donor", path.name, "--after")
-
-
-def release_environment(path: Path) -> dict[str, str]:
-    """Of that command. Not our own settings: another file could name another directory."""
-    run_dir = {"INFINISWAP_DAEMON_RUN_DIR": str(path.parent)}
-    return programs.environment(run_dir, settings=False)
 
 
 def release(leftover: OrphanedHome, *, asked: bool = True) -> bool:

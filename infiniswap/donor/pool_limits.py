@@ -17,22 +17,20 @@ def pool_limits(config: Config, figures: MemoryFigures) -> HeadroomConfig:
         ConfigError: not even one slab could ever be lent, or the pool could never be had.
     """
     daemon, policy = config.daemon, config.policy
-    headroom_bytes = daemon.headroom_bytes
-    if headroom_bytes is None:
-        headroom_bytes = int(figures.total_bytes * policy.headroom_fraction)
+    kept_bytes = headroom_bytes(config, figures)
     pool_bytes = daemon.pool_bytes
     if pool_bytes is None:
-        pool_bytes = pool_bytes_auto(figures.total_bytes, headroom_bytes, daemon.slab_bytes)
+        pool_bytes = pool_bytes_auto(figures.total_bytes, kept_bytes, daemon.slab_bytes)
     if pool_bytes < daemon.slab_bytes:
         raise ConfigError(
             f"{format_size_short(figures.total_bytes)} of memory less "
-            f"{format_size_short(headroom_bytes)} headroom leave no room for a slab of "
+            f"{format_size_short(kept_bytes)} headroom leave no room for a slab of "
             f"{format_size(daemon.slab_bytes)}",
             where="daemon.pool",
             mend="Make the slab smaller (on every host) or the headroom.",
         )
     if pool_bytes > figures.total_bytes:
-        room_bytes = pool_bytes_auto(figures.total_bytes, headroom_bytes, daemon.slab_bytes)
+        room_bytes = pool_bytes_auto(figures.total_bytes, kept_bytes, daemon.slab_bytes)
         raise ConfigError(
             f"a pool of {format_size(pool_bytes)} is more than the "
             f"{format_size_short(figures.total_bytes)} of memory that there is",
@@ -42,13 +40,21 @@ def pool_limits(config: Config, figures: MemoryFigures) -> HeadroomConfig:
         )
     return HeadroomConfig(
         slab_bytes=daemon.slab_bytes,
-        headroom_bytes=headroom_bytes,
+        headroom_bytes=kept_bytes,
         pool_bytes_max=pool_bytes,
-        hysteresis_bytes=min(daemon.slab_bytes, headroom_bytes) // 4,
+        hysteresis_bytes=min(daemon.slab_bytes, kept_bytes) // 4,
         free_slabs_max=daemon.preallocate_slabs,
         beta=policy.memory_beta,
         period_s=policy.period_s,
     )
+
+
+def headroom_bytes(config: Config, figures: MemoryFigures) -> int:
+    """What stays free for the programs of a host with this memory."""
+    configured = config.daemon.headroom_bytes
+    if configured is None:
+        return int(figures.total_bytes * config.policy.headroom_fraction)
+    return configured
 
 
 def pool_note(limits: HeadroomConfig, figures: MemoryFigures) -> str:

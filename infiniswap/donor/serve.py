@@ -8,8 +8,8 @@ every page.
 
 With slabs lent and a home to keep them a stop is a restart: consumers are told so, connections are
 cut, and everything stays where it is for the successor. A daemon that is killed leaves the same.
-Where no successor comes within the grace period of leases, `infiniswap daemon --release`, which a
-stopping daemon leaves behind, gives the memory back.
+Where no successor comes within the grace period of leases, what waits for the end of the daemon
+(infiniswap.donor.releaser) gives the memory back.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ async def serve(
         stop_s: how long stopping waits for consumers.
         handshake_s, tls_per_host: see ServerConfig.
         clock: seconds; it should be monotonic.
-        release: gives the home back, for a daemon that may not unmount it itself.
+        release: gives the home back; None: it stays until somebody asks for it.
 
     Raises:
         ConfigError: the configuration cannot work on this host.

@@ -189,17 +189,6 @@ def start(
         raise from_oserror(what or f"cannot run `{argv[0]}`", error, mend=mend) from error
 
 
-_LEFT: list[Process] = []
-"""Nothing depends on it: a Popen object that is collected would warn of a child that still runs."""
-
-
-def leave(argv: Sequence[str], env: Mapping[str, str], what: str) -> Process:
-    """Starts a program that may outlive this process, and says nothing. Raises as `start` does."""
-    process = start(argv, stderr=DEVNULL, env=env, what=what)
-    _LEFT.append(process)
-    return process
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
     """How a command ended.

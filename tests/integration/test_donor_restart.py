@@ -16,10 +16,8 @@ from support.devices.cluster import (
     WAIT_S,
     Cluster,
     Donor,
-    children,
     free_port,
     until,
-    wait_ended,
 )
 from support.devices.copied import Copied, for_want_of_donors
 from support.machine.trap import Trap
@@ -27,6 +25,7 @@ from support.machine.trap import Trap
 from infiniswap import rights
 from infiniswap.donor import home
 from infiniswap.system import mounts
+from infiniswap.system.memory import host_memory
 from infiniswap.units import MIB, PAGE_BYTES
 
 pytestmark = [
@@ -53,14 +52,14 @@ def home_in(cluster: Cluster) -> Path:
     return found
 
 
-def release_commands() -> list[int]:
-    """Processes that give memory back, or wait for the time to do so."""
+def release_commands(donor_id: str) -> list[int]:
+    """Processes that give a donor's memory back, or wait for the time to do so."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             command = path.read_bytes().split(b"\0")
             # A shell with this in its arguments waits for the end of a daemon of root.
-            if b"--release" in command and not command[0].endswith(b"sh"):
+            if {b"--release", donor_id.encode()} <= {*command} and not command[0].endswith(b"sh"):
                 found.append(int(path.parent.name))
     return found
 
@@ -295,9 +294,8 @@ def test_what_a_daemon_leaves_behind_spares_devices_of_protocol_1(
     lent = Lent(cluster, tmp_path)
     record = lent.home() / "donor.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "format": 1}))
-    before = set(release_commands())
     assert lent.donor.end(signal.SIGTERM) == 0
-    until(lambda: not set(release_commands()) - before, "the end of what was left behind")
+    until(lambda: not release_commands(record.parent.name), "the end of what was left behind")
     assert list((lent.home() / "slabs").glob("*.mapped.*"))
     assert "given back" in cluster.ok("daemon", "--release")
 
@@ -341,12 +339,39 @@ def test_a_daemon_of_root_has_given_its_rights_up(lent: Lent) -> None:
             assert not int(seen[name], 16) & ~most, (task.name, name)
         assert seen["NoNewPrivs"] == "1"
     assert "cannot lock" not in lent.donor.log
-    (releaser,) = children(lent.donor.process.pid)
     assert lent.donor.end(signal.SIGKILL) != 0
-    wait_ended(releaser)
     assert lent.home().is_mount(), "a successor may come"
     lent.restart()
     lent.until_slabs("mapped")
+
+
+def test_the_memory_of_a_killed_daemon_is_given_back(cluster: Cluster, tmp_path: Path) -> None:
+    """As after SIGTERM, once a successor has had its time; nobody has to ask for it."""
+    cluster.env["INFINISWAP_DAEMON_LEASE_GRACE_S"] = "2"
+    lent = Lent(cluster, tmp_path)
+    home = lent.home()
+    assert lent.donor.end(signal.SIGKILL) != 0
+    assert home.is_mount()
+    lent.restart()  # in time: what waits for the former daemon takes nothing away
+    lent.until_slabs("mapped")
+    until(lambda: not release_commands(home.name), "the end of what waited")
+    assert len(list((home / "slabs").glob("*.mapped.*"))) == SLABS
+    assert lent.donor.end(signal.SIGKILL) != 0
+    until(lambda: not home.parent.exists(), "memory that is given back by itself")
+    assert lent.read_back()["requests_failed"] == 0
+
+
+def test_a_killed_daemons_memory_is_given_back_when_it_is_short(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Not only after the grace period, 120 s here: the host's programs would be killed next."""
+    lent = Lent(cluster, tmp_path)
+    lent.donor.end(signal.SIGKILL)
+    more = str(2 * host_memory().total_bytes)  # half of it is never free
+    said = cluster.ok("daemon", "--release", "--after", "86400", "--headroom", more)
+    assert "given back" in said
+    assert not (cluster.root / "donors").exists()
+    assert lent.read_back()["requests_failed"] == 0
 
 
 def test_a_port_below_1024_stays_roots_to_use(cluster: Cluster) -> None:

@@ -7,11 +7,22 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import PROGRAM, SLAB, Cluster, Device, Donor, free_port, until
+from support.devices.cluster import (
+    PROGRAM,
+    SLAB,
+    Cluster,
+    Device,
+    Donor,
+    children,
+    free_port,
+    until,
+    wait_ended,
+)
 from support.devices.copied import Copied
 from support.machine.mount_space import changed_mounts
 
@@ -118,6 +129,27 @@ def test_it_lends_locked_memory_and_a_restart_keeps_it(own: Own, tmp_path: Path)
     assert not [one for one in json.loads(said) if str(left.path) in one["what"]]
     own.cluster.ok("daemon", "--release")
     assert not own.donors.exists()
+
+
+def test_what_a_killed_daemon_of_that_user_lent_is_given_back(own: Own, tmp_path: Path) -> None:
+    own.cluster.env["INFINISWAP_DAEMON_LEASE_GRACE_S"] = "1"
+    own.prepare()
+    donor = own.start()
+    device = own.cluster.start(
+        "--frontend", "nbd-socket", "--donors", donor.address, size=str(SIZE)
+    )
+    Copied(device, tmp_path).fill(SIZE)
+    until(lambda: device.status["slabs"].get("mapped") == SIZE // SLAB, "mapped slabs")
+    (releaser,) = children(donor.process.pid)
+    assert Path(f"/proc/{releaser}").stat().st_uid == UID
+    donor.end(signal.SIGKILL)
+    wait_ended(releaser)
+    by_shell = ("sh", "-c", 'exec "$0" -c pass', sys.executable)
+    if subprocess.run([*AS_USER, *by_shell], check=False).returncode == 0:
+        assert not any(own.home().iterdir())
+    else:  # this interpreter is in a home directory that is closed to that user
+        assert any(own.home().iterdir())
+    own.cluster.ok("daemon", "--release")
 
 
 def test_slabs_of_a_daemon_of_root_are_handed_over(own: Own, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import itertools
 import os
 import re
 import secrets
+import socket
 import ssl
 import struct
 from collections import Counter
@@ -323,6 +324,22 @@ async def test_all_hosts_together_have_a_limit_too() -> None:
     for host in entered:
         gate.leave(host)
     assert gate.enter("d")
+
+
+async def test_a_refused_peer_that_is_gone_already_logs_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever is refused need not wait to be told so."""
+    counters = Counter[str]()
+    gate = Gate(asyncio.Protocol, 0, 0, counters)
+    server = await asyncio.get_running_loop().create_server(gate, "127.0.0.1", 0)
+    async with server, asyncio.timeout(WAIT_S):
+        for number in range(8):  # each is closed before the loop gets to accept it
+            with socket.create_connection(server.sockets[0].getsockname()) as peer:
+                if number % 2:  # with a reset; otherwise it comes when the refusal is sent
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await until(lambda: counters["connections_refused"] == 8 and not gate.refused_open)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_addresses_of_one_ipv6_network_count_as_one_host() -> None:

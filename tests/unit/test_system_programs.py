@@ -124,7 +124,7 @@ def test_what_is_left_behind_takes_nothing_from_the_callers_directory(
     told = tmp_path / "told"
     script = f"import infiniswap.cli.main, os; open({str(told)!r}, 'w').write(os.getcwd())"
     env = programs.environment(settings=False)
-    assert programs.leave(programs.python("-c", script), env, "not left").wait(60) == 0
+    assert programs.start(programs.python("-c", script), env=env).wait(60) == 0
     assert told.read_text() == "/"
     assert not ran.exists()
 

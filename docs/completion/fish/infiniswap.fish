@@ -90,7 +90,7 @@ complete -c infiniswap -n '_shtab__infiniswap_using daemon' -l name -x -d 'name 
 complete -c infiniswap -n '_shtab__infiniswap_using daemon' -l memory-cgroup -xka "(__fish_complete_path (commandline -ct))" -d 'measure the memory of this cgroup instead of the whole host'
 complete -c infiniswap -n '_shtab__infiniswap_using daemon' -l ready-file -xka "(__fish_complete_path (commandline -ct))" -d 'write the ports to this file as JSON while the daemon serves'
 complete -c infiniswap -n '_shtab__infiniswap_using daemon' -l release -d 'start no daemon; give back the memory left behind by stopped daemons'
-complete -c infiniswap -n '_shtab__infiniswap_using daemon' -l after -x -d 'with --release: first give a new daemon this long to take the memory over'
+complete -c infiniswap -n '_shtab__infiniswap_using daemon' -l after -x -d 'with --release: first give a new daemon this long to take the memory over, unless half of the headroom is used up; `grace` is daemon.lease_grace_s'
 complete -c infiniswap -n '_shtab__infiniswap_using daemon' -l donor -x -d 'with --release: only the memory of this donor'
 complete -c infiniswap -n '_shtab__infiniswap_using daemon' -l prepare -x -d 'start no daemon; as root, make what a daemon of this user needs and may not make: the tmpfs of the slabs, and the copies that --copies asks for'
 complete -c infiniswap -n '_shtab__infiniswap_using daemon' -l copies -xka "(__fish_complete_directories)" -d 'read copies in this directory in place of the files that the configuration names; with --prepare: write them'
