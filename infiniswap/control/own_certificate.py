@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import os
+import re
 import socket
 import tempfile
 from dataclasses import dataclass
@@ -30,8 +32,22 @@ from infiniswap.control.tls import ServerTls, server_tls
 from infiniswap.errors import ConfigError, from_oserror
 from infiniswap.secret import read_tls_key, write_new
 
+_EVER: Final = datetime.datetime(1970, 1, 1)
+"""Since when they count: the clock may be wrong when one is made."""
 _FOR_EVER: Final = datetime.datetime(9999, 12, 31, 23, 59, 59)
 """RFC 5280, 4.1.2.5: no well-defined expiration date."""
+
+
+_VALIDITY: Final = re.compile(
+    rb"(?:\x17\x0d(\d\d)(\d{10})Z|\x18\x0f(\d{14})Z)\x18\x0f99991231235959Z", re.ASCII
+)
+"""Since when one of ours counts, in DER (RFC 5280, 4.1.2.5: years from 1950 to 2049 have two
+digits). The library that reads certificates takes longer to import than the rest of a start."""
+_DATE: Final = "%Y%m%d%H%M%S"
+_CLOCK_MIN: Final = "20250101"
+"""A clock that says less is wrong itself."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,7 @@ def own_certificate(directory: Path, shower: Shower) -> tuple[ServerTls, str]:
     """
     path = key_path(directory, shower)
     note = ""
+    _remove_early(path, shower)
     if not os.path.exists(path):
         made = new_certificate(shower)
         try:
@@ -111,6 +128,7 @@ def keep_certificate(directory: Path, shower: Shower) -> None:
         NotPermittedError, SystemCallError: it cannot be written.
     """
     path = key_path(directory, shower)
+    _remove_early(path, shower)
     try:
         if not os.path.lexists(path):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -148,6 +166,25 @@ def _used(content: bytes, path: Path, shower: Shower) -> ServerTls:
         ) from None
 
 
+def _remove_early(path: Path, shower: Shower) -> None:
+    """Removes one that we have made (it ends never) and that does not count yet: an earlier release
+    made it while the clock was wrong."""
+    now = datetime.datetime.now(datetime.UTC).strftime(_DATE)
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        found = _VALIDITY.search(pem.der(pem.certificates(path.read_bytes())[0]))
+        if found is not None:
+            since = (
+                found[3] or (b"19" if found[1] >= b"50" else b"20") + found[1] + found[2]
+            ).decode()
+            if since > now > _CLOCK_MIN:
+                path.unlink()
+                log.warning(
+                    "the certificate of the %s in %s was made when the clock was wrong (it begins "
+                    "at %s): another one is made",
+                    *(shower.port, path, since),
+                )
+
+
 def _keep(path: Path, content: bytes) -> None:
     """Two may start at once: the first one's file is there to stay."""
     with contextlib.suppress(FileExistsError):
@@ -180,8 +217,6 @@ def new_certificate(shower: Shower = DONOR) -> bytes:
     key = ec.generate_private_key(ec.SECP256R1())
     host = clean_text(socket.gethostname(), 64) or shower.name
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    # A day ago: the clocks of two hosts differ.
-    since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     usage = dict.fromkeys(
         (
             *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
@@ -195,7 +230,7 @@ def new_certificate(shower: Shower = DONOR) -> bytes:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(since)
+        .not_valid_before(_EVER)
         .not_valid_after(_FOR_EVER)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(shower.name)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

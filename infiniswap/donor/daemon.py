@@ -2,7 +2,8 @@
 """The process of `infiniswap daemon`: a donor until a signal ends it.
 
 SIGTERM leaves what is lent to a successor, SIGINT gives it back, SIGHUP reads the configuration
-again. See infiniswap.donor.serve.
+again. A SIGTERM of earlyoom or its like gives it back, too: no successor comes, and another program
+would be ended next. See infiniswap.donor.serve.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from infiniswap.donor.home import Release
 from infiniswap.donor.memory import MemorySource
 from infiniswap.donor.serve import Donor, Ports, StoreFactory, serve
 from infiniswap.errors import from_oserror
+from infiniswap.system.memory_killers import is_memory_killers
 from infiniswap.system.notify import Notifier
+from infiniswap.system.process import named
+from infiniswap.system.signals import stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -53,18 +57,23 @@ async def run(
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(descriptors.ShortageLog())
     stopped = asyncio.Event()
-    numbers: list[int] = []
+    gives_back = False
 
-    def stop(number: int) -> None:
-        numbers.append(number)
+    def stop(number: int, sender: int) -> None:
+        nonlocal gives_back
+        if is_memory_killers(sender):
+            log.warning("ended for want of memory by process %s: nothing stays lent", named(sender))
+            gives_back = True
+        gives_back = gives_back or number == signal.SIGINT
         stopped.set()
 
     hung_up = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hung_up.set)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number)
     try:
-        async with serve(config, store_factory, memory, release=release) as donor:
+        async with (
+            stop_signals(stop),
+            serve(config, store_factory, memory, release=release) as donor,
+        ):
             if ready_file is not None:
                 _write_ready(ready_file, donor.ports)
             notifier = Notifier()
@@ -81,13 +90,12 @@ async def run(
                 watchdog.cancel()
                 reloading.cancel()
                 notifier.stopping()
-            donor.gives_back = signal.SIGINT in numbers
+            donor.gives_back = gives_back
             log.info("stopping")
     finally:
         if ready_file is not None:
             _remove_ready(ready_file)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.remove_signal_handler(number)
+        loop.remove_signal_handler(signal.SIGHUP)
 
 
 async def _reload(

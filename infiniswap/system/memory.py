@@ -113,7 +113,8 @@ def parse_meminfo(text: str) -> dict[str, int]:
 
 
 def machine_memory(*, proc: Path = PROC) -> Memory:
-    """The whole machine's memory, whatever cgroup the caller is in.
+    """The whole machine's memory, whatever cgroup the caller is in. Reserved huge pages are not
+    part of it: no program gets them that does not ask for them.
 
     Raises:
         NotPermittedError, SystemCallError: /proc could not be read.
@@ -121,7 +122,8 @@ def machine_memory(*, proc: Path = PROC) -> Memory:
     path = proc / "meminfo"
     values = parse_meminfo(read_text(path, "cannot read the memory figures"))
     try:
-        return Memory(values["MemTotal"], values["MemAvailable"], "host")
+        total_bytes = values["MemTotal"] - values.get("Hugetlb", 0)
+        return Memory(total_bytes, values["MemAvailable"], "host")
     except KeyError as error:
         raise SystemCallError(
             f"no {error.args[0]} in the memory figures", where=str(path)

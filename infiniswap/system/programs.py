@@ -36,6 +36,7 @@ from infiniswap.errors import (
 )
 from infiniswap.own_code import CODE_OWNER
 from infiniswap.system import bounded
+from infiniswap.system.signals import for_a_program
 
 Process = subprocess.Popen[bytes]
 """A child of this process."""
@@ -184,7 +185,8 @@ def start(
         )
 
     try:
-        return popen() if keep is None else bounded.within(keep, popen)
+        with for_a_program():
+            return popen() if keep is None else bounded.within(keep, popen)
     except OSError as error:
         raise from_oserror(what or f"cannot run `{argv[0]}`", error, mend=mend) from error
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -250,6 +252,22 @@ def test_an_interrupted_donor_gives_everything_back(lent: Lent) -> None:
     assert lent.donor.end(signal.SIGINT) == 0
     assert not (lent.cluster.root / "donors").exists()
     lent.until_slabs("suspended", 0)
+    assert lent.read_back()["requests_failed"] == 0
+
+
+@pytest.mark.parametrize("name", ["earlyoom", "sh"])
+def test_a_daemon_that_earlyoom_ends_gives_everything_back(
+    lent: Lent, tmp_path: Path, name: str
+) -> None:
+    """At once, and not after a grace period in which another program would be ended."""
+    sender = tmp_path / name
+    shutil.copy("/bin/sh", sender)
+    donors, donor = lent.cluster.root / "donors", lent.donor
+    with subprocess.Popen([sender, "-c", f"kill -TERM {donor.process.pid}; read line"]) as sending:
+        assert donor.process.wait(WAIT_S) == 0
+        sending.kill()
+    assert donors.exists() == (name == "sh")
+    assert ("ended for want of memory by process" in donor.log) == (name == "earlyoom")
     assert lent.read_back()["requests_failed"] == 0
 
 

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
+from infiniswap.control import own_certificate as own_certificate_module
 from infiniswap.control.own_certificate import (
     DEVICE,
     DONOR,
@@ -47,6 +48,37 @@ def test_it_is_made_at_the_first_start_and_found_at_the_next(tmp_path: Path) -> 
     public.unlink()
     own_certificate(state_dir, DONOR)
     assert x509.load_pem_x509_certificate(public.read_bytes()) == read
+
+
+@pytest.mark.parametrize("year", [2040, 2060])  # which DER writes in two ways
+def test_one_made_under_a_wrong_clock_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, year: int
+) -> None:
+    with monkeypatch.context() as wrong:
+        wrong.setattr(own_certificate_module, "_EVER", datetime.datetime(year, 1, 2))
+        first, _ = own_certificate_module.own_certificate(tmp_path, DONOR)
+        kept = tmp_path / "metrics.pem"
+        kept.write_bytes(new_certificate(DEVICE))
+        kept.chmod(0o600)
+    early = kept.read_bytes()
+    again, note = own_certificate(tmp_path, DONOR)
+    assert (again.digest != first.digest, note) == (True, "")
+    assert f"it begins at {year}0102" in caplog.text
+    public = x509.load_pem_x509_certificate(certificate_path(tmp_path, DONOR).read_bytes())
+    assert public.not_valid_before_utc.year == 1970  # whatever the clock will say
+    keep_certificate(tmp_path, DEVICE)
+    assert kept.read_bytes() != early
+    assert own_certificate(tmp_path, DONOR)[0].digest == again.digest
+
+
+def test_somebody_elses_that_begins_later_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as other:
+        other.setattr(own_certificate_module, "_EVER", datetime.datetime(2040, 1, 2))
+        other.setattr(own_certificate_module, "_FOR_EVER", datetime.datetime(2041, 1, 2))
+        first, _ = own_certificate(tmp_path, DONOR)
+    assert own_certificate(tmp_path, DONOR)[0].digest == first.digest
 
 
 def test_daemons_that_start_at_once_have_one_certificate(tmp_path: Path) -> None:

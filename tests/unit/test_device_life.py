@@ -6,14 +6,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from infiniswap.device.process import life
+from infiniswap.device.process.service import DeviceService
 from infiniswap.device.spec import contents
+from infiniswap.errors import MemoryLimitError
+from infiniswap.system import programs
+from infiniswap.system.signals import stop_signals
 
 
 class Service:
@@ -62,6 +68,61 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Service]]:
         monkeypatch.setattr(life, name, nothing)
     yield made
     gc.unfreeze()
+
+
+class Refusing:
+    """A device whose programs end after it has refused to stop a few times."""
+
+    def __init__(self, refusals: int) -> None:
+        self.spec: Any = None
+        self.stopped, self.refused = asyncio.Event(), asyncio.Event()
+        self.left, self.asked = refusals, 0
+
+    def interrupt_start(self) -> bool:
+        """It serves already."""
+        return False
+
+    async def stop(self, *, remove: bool) -> None:
+        """Refuses while programs are left."""
+        self.asked += 1
+        if self.left:
+            self.left -= 1
+            self.refused.set()
+            raise MemoryLimitError("what is swapped out does not fit")
+        self.stopped.set()
+
+
+@pytest.mark.parametrize("sender", ["manager", "another"])
+async def test_only_a_service_managers_signal_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sender: str
+) -> None:
+    """It asks once, hears no refusal and kills in the end, as systemd does when a host goes down
+    with a device that was started by hand. A person hears the refusal."""
+    monkeypatch.setattr(contents, "keeps_record", lambda _: True)
+    monkeypatch.setattr(life, "_STOP_PAUSE_S", 0.001)
+    by_manager = sender == "manager"
+    if by_manager:
+        monkeypatch.setattr(life, "SERVICE_MANAGER", os.getpid())
+    service = Refusing(3)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    async with life._signals(cast(DeviceService, service)), asyncio.timeout(60):
+        os.kill(os.getpid(), signal.SIGTERM)
+        if by_manager:
+            await service.stopped.wait()
+        else:
+            await service.refused.wait()
+            await asyncio.sleep(0.05)
+    assert service.asked == (4 if by_manager else 1)
+    assert caplog.text.count("not stopped") == 1
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+
+
+async def test_a_program_that_is_started_meanwhile_can_be_ended() -> None:
+    """What a process blocks, the programs that it starts would block as well."""
+    async with stop_signals(lambda _number, _sender: None):
+        sleeper = programs.start(["sleep", "1000"])
+        sleeper.terminate()
+        assert await asyncio.to_thread(sleeper.wait, 60) == -signal.SIGTERM
 
 
 def test_garbage_is_not_looked_for_in_what_lives_as_long_as_the_process(

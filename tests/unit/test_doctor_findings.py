@@ -535,6 +535,21 @@ def test_a_dead_device_is_told_once(host: Host, left: Left) -> None:
     assert "infiniswap device remove d1" in found.mend
 
 
+@pytest.mark.parametrize(("headroom", "state"), [(256, WARN), (257, OK)])
+def test_earlyoom_must_not_act_before_the_donor_does(host: Host, headroom: int, state: str) -> None:
+    """Of 1 GiB it wants a quarter; otherwise it ends the daemon, whose memory is the largest."""
+    made = config(daemon__headroom=f"{headroom}M")
+    assert not list(host_findings.killers(made, proc=host.proc, top=host.root))
+    host.write("proc/77/comm", "earlyoom")
+    (host.proc / "77/cmdline").write_bytes(b"/usr/bin/earlyoom\0-m\x0025\0")
+    found = one(host_findings.killers(made, proc=host.proc, top=host.root))
+    assert found.state == state
+    assert "earlyoom (process 77) ends programs when less than 256 MiB" in found.what
+    if state == WARN:
+        assert "headroom above 256 MiB" in found.mend
+        assert "options -m and -M" in found.mend
+
+
 def test_what_has_no_record_is_taken_away_by_hand(host: Host, left: Left) -> None:
     mount = f"{host.root}/elsewhere/d1/mnt"
     host.write("proc/self/mountinfo", f"30 20 0:26 / {mount} rw - fuse.infiniswap i rw")

@@ -132,6 +132,7 @@ def examine(config: configuration.Config, *, speed: bool = False) -> Iterator[Fi
         ("open-files", lambda: host.open_files(config)),
         ("idle", lambda: host.idle(config)),
         ("overcommit", host.overcommit),
+        ("memory-killers", lambda: host.killers(config)),
         ("swap-settings", swap.settings),
         ("swap", lambda: swap.areas(config)),
         ("rdma", lambda: rdma.rdma(config)),

@@ -14,6 +14,8 @@ from infiniswap.cli.doctor.finding import Finding, degraded, good, missing
 from infiniswap.config import Config
 from infiniswap.device.frontends import FRONT_ENDS, Places
 from infiniswap.device.frontends.base import Condition, FrontEnd
+from infiniswap.donor.memory import MemoryFigures
+from infiniswap.donor.pool_limits import headroom_bytes
 from infiniswap.engine.seal import SealKeys
 from infiniswap.errors import UnavailableError
 from infiniswap.rights import has, lacking, way_to
@@ -21,6 +23,7 @@ from infiniswap.secret import host_key_path
 from infiniswap.system.files import PROC, SYS, read_text, try_read_text
 from infiniswap.system.keep_awake import HALTPOLL, CpuLatencyRequest, IdleHost, idle_host
 from infiniswap.system.memory import host_memory, machine_memory, memory_hierarchy, parse_meminfo
+from infiniswap.system.memory_killers import memory_killers
 from infiniswap.system.tpm import Tpm
 from infiniswap.units import MIB, format_size_short
 
@@ -222,6 +225,31 @@ def overcommit(*, proc: Path = PROC) -> Iterator[Finding]:
             "overcommit",
             f"{what}. Jobs that reserve more fail, even with free memory",
             "sysctl -w vm.overcommit_memory=0",
+        )
+
+
+def killers(config: Config, *, proc: Path = PROC, top: Path = Path("/")) -> Iterator[Finding]:
+    """Whether a program that ends others for want of memory acts before a donor does."""
+    memory = host_memory(proc=proc)
+    headroom = headroom_bytes(config, MemoryFigures(memory.total_bytes, memory.available_bytes))
+    total_bytes = parse_meminfo(read_text(proc / "meminfo", "cannot read the memory figures"))
+    for killer in memory_killers(total_bytes["MemTotal"], proc=proc, root=top):
+        what = (
+            f"{killer.name} (process {killer.pid}) ends programs when less than "
+            f"{format_size_short(killer.available_bytes)} of memory is available"
+        )
+        if killer.available_bytes < headroom:
+            yield good(
+                "memory-killers",
+                f"{what}; a donor keeps {format_size_short(headroom)} free (daemon.headroom)",
+            )
+            continue
+        yield degraded(
+            "memory-killers",
+            f"{what}, which is above the {format_size_short(headroom)} that a donor keeps free "
+            "(daemon.headroom): it may end the daemon for the memory that is lent",
+            f"a headroom above {format_size_short(killer.available_bytes)} under [daemon], or a "
+            f"lower threshold for {killer.name} ({killer.setting})",
         )
 
 
