@@ -265,17 +265,28 @@ def make_run_dir(run_dir: Path, user: str = "") -> None:
     try:
         run_dir.mkdir(parents=True)
     except FileExistsError:
-        status = run_dir.stat()
-        owners = (0, os.geteuid(), rights.user_number(user) if user else None)
-        if status.st_uid not in owners or status.st_mode & 0o022:
-            raise NotPermittedError(
-                "other users may write to this directory",
-                where=str(run_dir),
-                mend="Name another daemon.run_dir, or run: chown root and chmod 755 on this one.",
-            ) from None
+        status = check_run_dir(run_dir, user)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
             return
     run_dir.chmod(0o755)  # whatever the umask is
+
+
+def check_run_dir(run_dir: Path, user: str = "") -> os.stat_result:
+    """Accepts a directory of homes that is there; see make_run_dir.
+
+    Raises:
+        OSError: it cannot be looked at.
+        NotPermittedError: others may change what is in it.
+    """
+    status = run_dir.stat()
+    owners = (0, os.geteuid(), rights.user_number(user) if user else None)
+    if status.st_uid not in owners or status.st_mode & 0o022:
+        raise NotPermittedError(
+            "other users may write to this directory",
+            where=str(run_dir),
+            mend="Name another daemon.run_dir, or run: chown root and chmod 755 on this one.",
+        )
+    return status
 
 
 def _mount(path: Path, size_bytes: int) -> tuple[str, ...]:

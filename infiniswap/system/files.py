@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
+import stat
 import time
 from pathlib import Path
 
-from infiniswap.errors import SystemCallError, from_oserror
+from infiniswap.errors import NotPermittedError, SystemCallError, from_oserror
 
 PROC = Path("/proc")
 SYS = Path("/sys")
@@ -21,6 +23,7 @@ _LOCK_TRIES = 20
 _LOCK_RETRY_S = 0.025
 _LOG_LINES = 6
 _LOG_BYTES = 4096
+_CHANGED_BY_OTHERS = "can be changed by other users"
 
 
 def _read(path: Path) -> str:
@@ -52,7 +55,7 @@ def is_held(path: Path) -> bool | None:
         False where there is no such file; None where this user may not look.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         return None if isinstance(error, PermissionError) else False
     try:
@@ -76,8 +79,8 @@ def try_lock(path: Path, directory_mode: int = 0o755) -> int | None:
     """
     for left in reversed(range(_LOCK_TRIES)):
         try:
-            path.parent.mkdir(mode=directory_mode, parents=True, exist_ok=True)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            make_directory(path.parent, directory_mode)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             # Its last holder removes the directory, too, and may have done so meanwhile.
             if left and isinstance(error, FileNotFoundError | FileExistsError):
@@ -172,6 +175,108 @@ def parse_key_values(text: str) -> dict[str, int]:
     return {name: int(number) for name, number in _KEY_VALUE.findall(text)}
 
 
+def make_directory(path: Path, mode: int) -> None:
+    """Makes a directory, and those that lead there (mode 0755), with these rights whatever the
+    umask is. One that is there already stays as it is.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not path.parent.is_dir():
+        make_directory(path.parent, 0o755)
+    try:
+        path.mkdir(mode=mode)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return
+    path.chmod(mode)
+
+
+def why_not_own(status: os.stat_result) -> str:
+    """Says, as a predicate, why others than root and this process's user may decide what is in a
+    file or directory; "" when they may not."""
+    mode, is_directory = status.st_mode, stat.S_ISDIR(status.st_mode)
+    if not (is_directory or stat.S_ISREG(mode)):
+        return "is no regular file"
+    if status.st_uid not in (0, os.geteuid()):
+        return f"belongs to another user ({status.st_uid})"
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{_CHANGED_BY_OTHERS} (mode {stat.S_IMODE(mode):04o})"
+    if not is_directory and status.st_nlink != 1:
+        return f"has {status.st_nlink} names (hard links)"
+    return ""
+
+
+def check_own_directory(path: Path, key: str) -> None:
+    """Accepts a directory of which nobody but root and this process's user decides what is in it.
+
+    Args:
+        path: of the directory, which need not exist.
+        key: of the configuration, that says where it is.
+
+    Raises:
+        NotPermittedError: others decide that; says who.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return
+    _check_directory(path, status, key)
+
+
+def _check_directory(path: Path, status: os.stat_result, key: str) -> None:
+    if why := why_not_own(status):
+        mend = f"See whose it is (ls -ld {path}), and remove it or name another {key}."
+        if why.startswith(_CHANGED_BY_OTHERS):
+            mend = f"Look what others have put there, and then run: chmod go-w {path}."
+        raise NotPermittedError(f"the directory {why}", where=str(path), mend=mend)
+
+
+def read_own_file(path: Path, key: str) -> bytes | None:
+    """What is in a file that nobody but root and this process's user can have written. None: there
+    is no such file. What is looked at is what is open, so that nobody can replace it meanwhile.
+
+    Args:
+        path: of the file.
+        key: of the configuration, that says where its directory is.
+
+    Raises:
+        NotPermittedError: others can have written it; says who.
+        OSError: it cannot be read.
+    """
+    try:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        _check_directory(path.parent, os.fstat(directory), key)
+        return _read_own(path, directory)
+    finally:
+        os.close(directory)
+
+
+def _read_own(path: Path, directory: int) -> bytes | None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    mend = f"See whose it is (ls -l {path}), and remove it."
+    try:
+        descriptor = os.open(path.name, flags, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        why = "is a symbolic link"
+    else:
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not (why := why_not_own(status)):
+                return file.read()
+        if why.startswith(_CHANGED_BY_OTHERS):
+            mend = f"Read what is in it, and then run: chmod 600 {path}."
+    raise NotPermittedError(f"the file {why}", where=str(path), mend=mend)
+
+
 def replace_file(path: Path, data: bytes, *, overwrites: bool = False) -> None:
     """Puts a file that only this user may read in the place of another one, so that there is always
     a whole one, also after a loss of power.
@@ -189,6 +294,7 @@ def replace_file(path: Path, data: bytes, *, overwrites: bool = False) -> None:
     temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with open(os.open(temporary, flags, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), 0o600)  # whatever the umask is
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -200,11 +306,13 @@ def replace_file(path: Path, data: bytes, *, overwrites: bool = False) -> None:
 
 def overwrite(path: Path) -> None:
     """Overwrites a small file with zeros, if there is one, before it is removed: its blocks then
-    hold nothing of it when they are free. A file that has another name, too, stays whole. Nothing
-    can be done about file systems and disks that write elsewhere."""
-    with contextlib.suppress(OSError), path.open("r+b", buffering=0) as file:
+    hold nothing of it when they are free. A file that has another name, too, or is another user's,
+    stays whole, and so does what a link leads to. Nothing can be done about file systems and disks
+    that write elsewhere."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(OSError), open(os.open(path, flags), "r+b", buffering=0) as file:
         status = os.fstat(file.fileno())
-        if status.st_nlink == 1:
+        if not why_not_own(status):
             file.write(bytes(status.st_size))
             os.fsync(file.fileno())
 

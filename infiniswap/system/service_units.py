@@ -20,7 +20,7 @@ from infiniswap import rights
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError, from_oserror
 from infiniswap.rights import DONOR_USER, device_capabilities
 from infiniswap.system.bounded import within
-from infiniswap.system.files import PROC, try_read_text
+from infiniswap.system.files import PROC, make_directory, try_read_text
 from infiniswap.system.job_cgroup import systemd_makes_them
 from infiniswap.system.memory import memory_hierarchy
 
@@ -209,7 +209,7 @@ def write(files: Sequence[UnitFile]) -> None:
             continue
         temporary = file.path.with_name(f".{file.path.name}.new")
         try:
-            file.path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(file.path.parent, 0o755)
             temporary.write_text(file.text, encoding="utf-8")
             temporary.chmod(0o644)
             temporary.replace(file.path)

@@ -44,7 +44,7 @@ class Kept:
 
     def __init__(self, device: Device) -> None:
         self.paths = rundir.paths_of(device.name, device.run.parent, device.backup.parent)
-        spec = rundir.read_record(self.paths.kept)
+        spec = rundir.read_kept(self.paths)
         assert spec is not None
         self._spec = spec
         self.pages: dict[int, bytes | None] = {}

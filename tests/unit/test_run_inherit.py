@@ -265,7 +265,8 @@ def test_names_of_devices_that_are_no_runs_are_not_taken_away_from_them(host: Ho
     assert beside.free_name(run_dir, store) == "run-2"
     died = rundir.paths_of("run-2", run_dir, store)
     died.run.mkdir(parents=True)
+    spec = msgspec.structs.replace(spec, name="run-2")
     rundir.write_record(died.record, spec)  # of a run: the next one clears it
     assert beside.free_name(run_dir, store) == "run-2"
-    rundir.write_record(died.record, ours)
+    rundir.write_record(died.record, msgspec.structs.replace(spec, ephemeral=False))
     assert beside.free_name(run_dir, store) == "run-3"

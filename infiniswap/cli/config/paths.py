@@ -13,8 +13,10 @@ from infiniswap.cli.config import addresses
 from infiniswap.config import Config, DeviceConfig
 from infiniswap.control.access import check_credentials
 from infiniswap.control.own_certificate import DEVICE, kept_certificate, key_path
+from infiniswap.donor.home import check_run_dir
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.own_code import check_program
+from infiniswap.rights import DONOR_USER
 from infiniswap.secret import (
     check_listen_secret,
     check_metrics_listen,
@@ -24,6 +26,7 @@ from infiniswap.secret import (
     read_password,
 )
 from infiniswap.system.backup import check_backup
+from infiniswap.system.files import check_own_directory
 from infiniswap.system.service_units import as_device
 from infiniswap.units import MIB
 
@@ -125,12 +128,17 @@ def check_directory(key: str, path: Path) -> None:
 
     Raises:
         ConfigError: it is no directory, or not writable.
+        NotPermittedError: other users may change what is in it.
     """
     found = existing(path)
     if not found.is_dir():
         raise ConfigError(
             f"{key} ({path}): {found} is not a directory", mend="Move it away, or name another one."
         )
+    if found == path and key.startswith("device."):
+        check_own_directory(path, key)
+    elif found == path and key == "daemon.run_dir":
+        check_run_dir(path, DONOR_USER)
     if not os.access(found, os.W_OK | os.X_OK):
         owner = found.stat().st_uid
         raise ConfigError(

@@ -138,7 +138,7 @@ def _start(args: argparse.Namespace) -> int:
 def _kept_or_new(
     args: argparse.Namespace, config: configuration.Config, paths: rundir.DevicePaths
 ) -> DeviceSpec:
-    kept = rundir.read_record(paths.kept)
+    kept = rundir.read_kept(paths)
     with named("--size"):
         size_bytes = None if args.size is None else parse_page_size(args.size)
     if kept is not None:
@@ -197,7 +197,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _is_lost(paths: rundir.DevicePaths) -> bool:
     try:
-        kept = rundir.read_record(paths.kept)
+        kept = rundir.read_kept(paths)
     except InfiniswapError:
         return True  # a damaged record: `start` says how to mend it
     return kept is not None and contents.are_lost(paths, kept)
@@ -248,7 +248,7 @@ def _restart(args: argparse.Namespace) -> int:
     before = client.status(paths)
     if before.succession is None:
         return _stop_and_start(args, load_config(args), paths)
-    spec = rundir.read_record(paths.record)
+    spec = rundir.read_record(paths)
     if spec is not None:  # it may be of a release that has made none
         launch.keep_certificate(spec)
     after = client.restart(paths)
@@ -265,7 +265,7 @@ def _stop_and_start(
     args: argparse.Namespace, config: configuration.Config, paths: rundir.DevicePaths
 ) -> int:
     """For a device without a standby."""
-    spec = rundir.read_record(paths.record)
+    spec = rundir.read_record(paths)
     if spec is None or spec.ephemeral:
         raise ConflictError(
             "this device belongs to an `infiniswap run`, whose job would lose its memory: the "
@@ -276,7 +276,7 @@ def _stop_and_start(
     check_files(config)
     launch.keep_certificate(msgspec.structs.replace(spec, config=config))
     client.stop(paths, remove=False)
-    kept = rundir.read_record(paths.kept)
+    kept = rundir.read_kept(paths)
     assert kept is not None  # or it would have refused to stop
     again = started_again(
         argparse.Namespace(**_NO_FLAGS, config=args.config), config, paths, kept, None
@@ -291,7 +291,7 @@ def _remove(args: argparse.Namespace) -> int:
     if rundir.is_running(paths):
         client.stop(paths, remove=True)
     else:
-        spec = rundir.read_record(paths.kept) or rundir.read_record(paths.record)
+        spec = rundir.read_kept(paths) or rundir.read_record(paths)
         if spec is None and not paths.run.exists():
             rundir.require_running(args.name, config.device.run_dir, config.device.backup_dir)
         else:

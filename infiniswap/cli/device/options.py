@@ -30,6 +30,7 @@ from infiniswap.device.spec.spec import (
 )
 from infiniswap.discovery.static import only_these
 from infiniswap.errors import ConflictError, NotPermittedError, UsageError
+from infiniswap.system.files import make_directory
 from infiniswap.system.service_units import as_device
 from infiniswap.units import format_size, parse_host_ports
 
@@ -222,7 +223,7 @@ def prepare_backup_dir(spec: DeviceSpec, paths: rundir.DevicePaths) -> None:
     """
 
     def make() -> None:
-        paths.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(paths.store, 0o700)
         if not os.access(paths.store, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 

@@ -141,6 +141,7 @@ def examine(config: configuration.Config, *, speed: bool = False) -> Iterator[Fi
         ("listen", lambda: donors.listening(config)),
         ("donors", lambda: donors.donors(config, speed=speed)),
         ("device-unit", devices.unit),
+        ("records", lambda: devices.records(config)),
         ("devices", lambda: devices.devices(config)),
         ("leftovers", lambda: devices.left_behind(config)),
     )

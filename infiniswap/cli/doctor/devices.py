@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,9 @@ from infiniswap.config import Config
 from infiniswap.demo import leftovers as demo_leftovers
 from infiniswap.device.cleanup import leftovers
 from infiniswap.device.control.listing import local_devices
+from infiniswap.device.spec import rundir
 from infiniswap.donor import home as homes
+from infiniswap.errors import InfiniswapError
 from infiniswap.system import service_units
 from infiniswap.system.backup import check_backup
 from infiniswap.system.files import is_held
@@ -111,6 +114,31 @@ def _mend(config: Config, name: str, alarms: str) -> str:
         if words in alarms
     ]
     return "; ".join(steps) or f"infiniswap device show {name}"
+
+
+def records(config: Config) -> Iterator[Finding]:
+    """Whether the records of this host's devices can be believed."""
+    run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
+    problems: list[InfiniswapError] = []
+
+    def read(check: Callable[[], object]) -> None:
+        try:
+            check()
+        except InfiniswapError as error:
+            problems.append(error)
+
+    read(lambda: rundir.check_directories(run_dir, backup_dir))
+    if not problems:
+        for name in (*rundir.running_names(run_dir), *rundir.died_names(run_dir)):
+            paths = rundir.paths_of(name, run_dir, backup_dir)
+            if os.geteuid() == 0 or os.access(paths.record, os.R_OK):
+                read(partial(rundir.read_record, paths))
+        for name in rundir.stopped_names(run_dir, backup_dir):
+            read(partial(rundir.read_kept, rundir.paths_of(name, run_dir, backup_dir)))
+    for error in problems:
+        yield degraded("records", f"{error.where}: {error.what}", error.mend)
+    if not problems:
+        yield good("records", "nobody else can write the records of this host's devices")
 
 
 def left_behind(config: Config) -> Iterator[Finding]:

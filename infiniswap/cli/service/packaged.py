@@ -28,6 +28,7 @@ from infiniswap.device.spec.rundir import LINK_DIR, running_names
 from infiniswap.donor import copies, home
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError, from_oserror
 from infiniswap.system import service_units, swap, systemd
+from infiniswap.system.files import make_directory
 from infiniswap.system.programs import run_command
 from infiniswap.system.service_units import DAEMON_UNIT
 
@@ -162,7 +163,7 @@ def write_purge_list(root: Path, config: configuration.Config) -> None:
     lines = [line for line in (*files, *directories) if "\n" not in line]
     path = root / PURGE_LIST
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent, 0o700)
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     except OSError as error:
         raise from_oserror("cannot write the list for a purge", error, where=str(path)) from error

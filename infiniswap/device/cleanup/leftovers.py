@@ -98,7 +98,7 @@ def clear(paths: DevicePaths, spec: DeviceSpec | None = None) -> None:
         ConflictError: the device runs, or somebody else is clearing it.
         InfiniswapError: something cannot be taken away.
     """
-    spec = spec or rundir.read_record(paths.record)
+    spec = spec or rundir.read_record(paths)
     if spec is None or not spec.ephemeral:
         return
     lock = rundir.take_lock(paths)

@@ -75,7 +75,7 @@ def free_name(run_dir: Path, backup_dir: Path) -> str:
     """
     taken = {*rundir.running_names(run_dir), *rundir.stopped_names(run_dir, backup_dir)}
     for name in rundir.died_names(run_dir):
-        spec = rundir.read_record(rundir.paths_of(name, run_dir, backup_dir).record)
+        spec = rundir.read_record(rundir.paths_of(name, run_dir, backup_dir))
         if spec is not None and not spec.ephemeral:
             taken.add(name)
     return next(name for name in _names() if name not in taken)
@@ -94,7 +94,7 @@ def running(run_dir: Path, backup_dir: Path) -> tuple[RunDevice, ...]:
             continue
         paths = rundir.paths_of(name, run_dir, backup_dir)
         try:
-            status, spec = client.status(paths), rundir.read_record(paths.record)
+            status, spec = client.status(paths), rundir.read_record(paths)
         except ConflictError as error:
             raise NotServingError(error.what, where=error.where, mend=error.mend) from error
         if spec is None:

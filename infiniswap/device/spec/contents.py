@@ -55,7 +55,9 @@ def check(paths: DevicePaths, spec: DeviceSpec) -> None:
     Raises:
         BackupError: they are lost, or the backup has gone.
         ConflictError: a `run` would overwrite them.
+        NotPermittedError: other users may put files there.
     """
+    rundir.check_directories(paths.run.parent, paths.store)
     if spec.ephemeral and paths.kept.exists():
         raise ConflictError(
             f"a stopped device has the name {spec.name}, which `infiniswap run` has chosen",

@@ -12,25 +12,38 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap import rights
 from infiniswap.config import DEVICE_SOCKET
+from infiniswap.control.text import clean_text
 from infiniswap.device.spec.spec import DeviceSpec, check_name, decode_spec, encode_spec, is_name
 from infiniswap.errors import (
+    ConfigError,
     ConflictError,
     NotFoundError,
     NotPermittedError,
     UsageError,
     from_oserror,
 )
-from infiniswap.system.files import is_held, log_tail, try_lock
+from infiniswap.system.files import (
+    check_own_directory,
+    is_held,
+    log_tail,
+    read_own_file,
+    replace_file,
+    try_lock,
+)
 from infiniswap.units import SOCKET_PATH_BYTES_MAX
 
 DEFAULT_RUN_DIR = Path("/run/infiniswap")
 LINK_DIR = Path("/dev/infiniswap")
 """Where each device has a link to its block device."""
+
+_RUN_DIR = "device.run_dir"
+_BACKUP_DIR = "device.backup_dir"
 
 
 class _Path:
@@ -102,8 +115,10 @@ def take_lock(paths: DevicePaths) -> int:
 
     Raises:
         ConflictError: a device of that name runs.
-        NotPermittedError, SystemCallError: the directory cannot be made.
+        NotPermittedError, SystemCallError: the directory cannot be made, or is another user's.
     """
+    for directory in (paths.run.parent, paths.run):
+        check_own_directory(directory, _RUN_DIR)
     lock = try_lock(paths.lock)
     if lock is not None:
         return lock
@@ -120,6 +135,12 @@ def is_running(paths: DevicePaths) -> bool:
     Raises:
         NotPermittedError: the device is another user's.
     """
+    if not _may_be_ours(paths.run):
+        raise NotPermittedError(
+            f"another user has made the run directory of device {paths.name}",
+            where=str(paths.run),
+            mend=f"See whose it is: ls -ld {paths.run}.",
+        )
     held = is_held(paths.lock)
     if held is None:
         raise NotPermittedError(
@@ -131,32 +152,64 @@ def is_running(paths: DevicePaths) -> bool:
 
 
 def write_record(path: Path, spec: DeviceSpec) -> None:
-    """Writes a spec so that there is a whole one or none.
+    """Writes a spec so that there is a whole one or none, for this user alone.
 
     Raises:
         NotPermittedError, SystemCallError: the file cannot be written.
     """
-    temporary = path.with_suffix(path.suffix + ".new")
     try:
-        temporary.write_bytes(encode_spec(spec))
-        temporary.replace(path)
+        replace_file(path, encode_spec(spec))
     except OSError as error:
         raise from_oserror("cannot record the device", error, where=str(path)) from error
 
 
-def read_record(path: Path) -> DeviceSpec | None:
-    """The spec in a file; None when there is no such file.
+def read_record(paths: DevicePaths) -> DeviceSpec | None:
+    """The spec that a process of the device has recorded; None when there is none.
 
     Raises:
         ConfigError: it cannot be read.
+        NotPermittedError: another user can have written it.
     """
+    check_own_directory(paths.run.parent, _RUN_DIR)
+    return _read_record(paths.record, paths.name, _RUN_DIR)
+
+
+def read_kept(paths: DevicePaths) -> DeviceSpec | None:
+    """The spec of a stopped device, as read_record."""
+    return _read_record(paths.kept, paths.name, _BACKUP_DIR)
+
+
+def _read_record(path: Path, name: str, key: str) -> DeviceSpec | None:
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
+        data = read_own_file(path, key)
+    except NotPermittedError as error:
+        raise NotPermittedError(
+            f"the record of device {name} is not believed: {error.what}",
+            where=error.where,
+            mend=error.mend,
+        ) from error
     except OSError as error:
         raise from_oserror("cannot read the device's record", error, where=str(path)) from error
-    return decode_spec(data, str(path))
+    if data is None:
+        return None
+    spec = decode_spec(data, str(path))
+    if spec.name != name:
+        raise ConfigError(
+            f"the record of device {name} is that of device {clean_text(spec.name)}",
+            where=str(path),
+            mend="Give the file its own name back.",
+        )
+    return spec
+
+
+def check_directories(run_dir: Path, backup_dir: Path) -> None:
+    """Accepts directories in which nobody else can put records or other files of devices.
+
+    Raises:
+        NotPermittedError: somebody can.
+    """
+    check_own_directory(run_dir, _RUN_DIR)
+    check_own_directory(backup_dir, _BACKUP_DIR)
 
 
 def running_names(run_dir: Path) -> list[str]:
@@ -176,10 +229,23 @@ def died_names(run_dir: Path) -> list[str]:
 def _names(run_dir: Path) -> list[tuple[str, bool]]:
     try:
         # Other names are no devices; another user who may write here could have made them up.
-        entries = sorted(e.name for e in run_dir.iterdir() if is_name(e.name) and e.is_dir())
+        entries = sorted(
+            entry.name
+            for entry in run_dir.iterdir()
+            if is_name(entry.name) and entry.is_dir() and _may_be_ours(entry)
+        )
     except OSError:
         return []
     return [(name, _seems_running(DevicePaths(name, run_dir / name, run_dir))) for name in entries]
+
+
+def _may_be_ours(run: Path) -> bool:
+    """False of a run directory that another user than root and this one has made."""
+    try:
+        status = run.lstat()
+    except OSError:
+        return True  # not there, or not ours to look at
+    return stat.S_ISDIR(status.st_mode) and status.st_uid in (0, os.geteuid())
 
 
 def _seems_running(paths: DevicePaths) -> bool:
@@ -287,7 +353,7 @@ def clear(paths: DevicePaths) -> None:
     sockets = [paths.socket, paths.member_socket, paths.nbd_socket]
     files = [paths.record, *sockets, paths.state, paths.log, paths.lock]
     with contextlib.suppress(OSError):
-        files += list(paths.runs.iterdir())
+        files += [] if paths.runs.is_symlink() else list(paths.runs.iterdir())
     for path in files:
         path.unlink(missing_ok=True)
     for directory in (paths.runs, paths.mount, paths.run):
