@@ -228,7 +228,7 @@ def _backup(
     """Another place for backups, where the default one cannot hold them."""
     from infiniswap.cli.config.paths import PROBE_NAME, existing
     from infiniswap.config_text import toml_value
-    from infiniswap.system.backup import check_backup
+    from infiniswap.system.backup import MEND, check_backup
     from infiniswap.system.service_units import as_device
 
     check = check or check_backup
@@ -240,7 +240,7 @@ def _backup(
     try:
         check_there(existing(default))
     except InfiniswapError as error:
-        why = error.what
+        why, more = error.what, error.mend.removeprefix(MEND)
     else:
         free = format_size_short(_free_bytes(existing(default)))
         found["device.backup_dir"] = [f"{free} free; a backup is as large as its device."]
@@ -256,7 +256,7 @@ def _backup(
             return
     found["device.backup_dir"] = [
         f"{default} cannot hold backups ({why}), and no mounted disk can. To use devices on this "
-        "host, name a directory on a local disk."
+        f"host, name a directory on a local disk.{more}"
     ]
 
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a path can hold a device's backup: checked before anything is attached.
 
-The backup is the one copy that survives the loss of every donor, and it is written under memory
-pressure. So it must be on a real disk (memory and network file systems can lose it, or need the
-memory that swapping is to free), and its blocks must be its own from the start (a copy-on-write
-file system allocates on every write). It holds the memory of whatever swaps there, so no other
-user may read it or put something else in its place.
+It must lie on a disk, whatever is between (see storage), and its blocks must be its own from the
+start. It holds the memory of whatever swaps there, so no other user may read it or put something
+else in its place.
 
 No remedy here deletes, empties or opens up what is not a device's own: the path may be a mistake.
 """
@@ -15,13 +13,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.errors import BackupError, DeadlineError, UnavailableError
+from infiniswap.system.block import number_text, with_partitions
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.mounts import mount_of, mounts_of_device
 from infiniswap.system.programs import finish
+from infiniswap.system.storage import Layer, below_device, below_file
 from infiniswap.system.swap import SWAP_LABEL_PREFIX, active_areas
 from infiniswap.units import MIB, format_size, format_size_short
 
@@ -29,18 +30,10 @@ FREE_RESERVE_BYTES = 64 * MIB
 """Left free on the file system beside a new backup."""
 
 _BLKID_AMBIVALENT = 8
-_MEND = "Name a file on a local disk (ext4 or xfs), or a block device, with --backup."
-_MEND_FILE = "Name another file with --backup; one that does not exist is made for this user alone."
+MEND = "Name a file on a local disk (ext4 or xfs), or a partition of one, with --backup."
+"""What helps against most refusals; more may follow."""
 
-_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
-_NETWORK = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "virtiofs", "ceph", "afs", "gfs2", "ocfs2"}
-    | {"lustre", "beegfs", "glusterfs", "orangefs", "pvfs2", "coda"}
-)
-_COPY_ON_WRITE = frozenset({"btrfs", "zfs", "bcachefs", "nilfs2", "f2fs"})
-_LAYERED = frozenset({"overlay", "aufs", "unionfs", "ecryptfs"})
-_READ_ONLY = frozenset({"squashfs", "iso9660", "erofs", "cramfs", "udf"})
-_PSEUDO = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "devpts", "bpf"})
+_MEND_FILE = "Name another file with --backup; one that does not exist is made for this user alone."
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +49,6 @@ class BackupTarget:
     path: Path
     is_block_device: bool
     exists: bool
-
-
-def refusal_of_file_system(fs_type: str) -> str | None:
-    """Why a file on a file system of this type cannot be a backup; None when it can."""
-    if fs_type in _MEMORY:
-        return f"it lies in memory ({fs_type}), the very memory that swapping is to free"
-    if fs_type in _NETWORK:
-        return f"it lies on a network file system ({fs_type}), which may be lost with the donors"
-    if fs_type in _COPY_ON_WRITE:
-        return (
-            f"it lies on a copy-on-write file system ({fs_type}), which needs memory and new "
-            "blocks for every write"
-        )
-    if fs_type in _LAYERED:
-        return f"it lies on a layered file system ({fs_type}), as a container's own files do"
-    if fs_type == "fuseblk" or fs_type.split(".")[0] == "fuse":
-        return f"it lies on a file system served by another process ({fs_type})"
-    if fs_type in _READ_ONLY:
-        return f"it lies on a read-only file system ({fs_type})"
-    if fs_type in _PSEUDO:
-        return f"it lies on a file system that holds no files of ours ({fs_type})"
-    return None
 
 
 def check_backup(
@@ -100,7 +71,7 @@ def check_backup(
             resolved = link
         attributes = os.stat(resolved)
     except FileNotFoundError:
-        _check_file(resolved, None, size_bytes, proc)
+        _check_file(resolved, None, size_bytes, proc, sys)
         return BackupTarget(resolved, is_block_device=False, exists=False)
     except OSError as error:
         raise _from_oserror(error, resolved) from error
@@ -109,9 +80,9 @@ def check_backup(
         return BackupTarget(resolved, is_block_device=True, exists=True)
     if not stat.S_ISREG(attributes.st_mode):
         raise BackupError(
-            "it is neither a regular file nor a block device", where=str(resolved), mend=_MEND
+            "it is neither a regular file nor a block device", where=str(resolved), mend=MEND
         )
-    _check_file(resolved, attributes, size_bytes, proc)
+    _check_file(resolved, attributes, size_bytes, proc, sys)
     return BackupTarget(resolved, is_block_device=False, exists=True)
 
 
@@ -179,7 +150,7 @@ def check_private(path: Path, *, is_ours: bool) -> None:
         what = f"the file has {attributes.st_nlink} names (hard links)"
     else:
         return
-    mend = _MEND if is_disk else _MEND_FILE
+    mend = MEND if is_disk else _MEND_FILE
     if is_ours and mode & others:
         mend = f"Run: chmod {'o' if is_disk else 'go'}= {path}."
     elif is_ours:
@@ -203,7 +174,7 @@ def check_has_no_data(path: Path, *, timeout_s: float = 30.0) -> None:
         return
     except DeadlineError as error:
         raise DeadlineError(
-            f"reading its first bytes took more than {timeout_s:.0f} s", where=str(path), mend=_MEND
+            f"reading its first bytes took more than {timeout_s:.0f} s", where=str(path), mend=MEND
         ) from error
     found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     kind = found.get("TYPE") or found.get("PTTYPE")
@@ -221,10 +192,21 @@ def check_has_no_data(path: Path, *, timeout_s: float = 30.0) -> None:
 
 def _from_oserror(error: OSError, path: Path) -> BackupError:
     reason = os.strerror(error.errno or errno.EIO)
-    return BackupError(f"the backup cannot be used: {reason}", where=str(path), mend=_MEND)
+    return BackupError(f"the backup cannot be used: {reason}", where=str(path), mend=MEND)
 
 
-def _check_file(path: Path, existing: os.stat_result | None, size_bytes: int, proc: Path) -> None:
+def _check_layers(path: Path, layers: Iterator[Layer]) -> None:
+    for depth, layer in enumerate(layers):
+        if layer.refusal:
+            subject = f"it lies on {layer.name}, which" if depth else "it"
+            raise BackupError(
+                f"{subject} {layer.refusal}", where=str(path), mend=f"{MEND} {layer.mend}".strip()
+            )
+
+
+def _check_file(
+    path: Path, existing: os.stat_result | None, size_bytes: int, proc: Path, sys: Path
+) -> None:
     directory = path.parent
     if not directory.is_dir():
         raise BackupError(
@@ -233,10 +215,9 @@ def _check_file(path: Path, existing: os.stat_result | None, size_bytes: int, pr
             mend=f"Make it (mkdir -p {directory}), or name another with --backup.",
         )
     _check_directory(path)
-    mount = mount_of(path if existing else directory, proc=proc)
-    reason = refusal_of_file_system(mount.fs_type)
-    if reason is not None:
-        raise BackupError(reason, where=str(path), mend=_MEND)
+    place = path if existing else directory
+    _check_layers(path, below_file(place, proc=proc, sys=sys))
+    mount = mount_of(place, proc=proc)
     if mount.read_only:
         raise BackupError(
             f"the file system at {mount.mount_point} is mounted read-only",
@@ -244,7 +225,7 @@ def _check_file(path: Path, existing: os.stat_result | None, size_bytes: int, pr
             mend=f"Remount it (mount -o remount,rw {mount.mount_point}), or name another file "
             "with --backup.",
         )
-    if not os.access(path if existing else directory, os.W_OK):
+    if not os.access(place, os.W_OK):
         raise _unwritable(path, (existing or os.stat(directory)).st_uid)
     _check_not_swap(path, existing, proc)
     _check_space(path, existing, size_bytes)
@@ -302,15 +283,10 @@ def _check_not_swap(path: Path, existing: os.stat_result | None, proc: Path) -> 
 def _check_block_device(
     path: Path, attributes: os.stat_result, size_bytes: int, proc: Path, sys: Path
 ) -> None:
-    device = f"{os.major(attributes.st_rdev)}:{os.minor(attributes.st_rdev)}"
+    device = number_text(attributes.st_rdev)
     directory = sys / "dev" / "block" / device
-    numbers = [device]
-    if directory.is_dir():
-        # Partitions: a whole disk is in use when one of them is.
-        texts = (try_read_text(entry / "dev") for entry in sorted(directory.iterdir()))
-        numbers += [text.strip() for text in texts if text is not None]
-    for number in numbers:
-        for mount in mounts_of_device(number, proc=proc):
+    for number in with_partitions(device, sys=sys):
+        for mount in mounts_of_device(number, proc=proc, sys=sys):
             raise BackupError(
                 f"the device is mounted at {mount.mount_point}",
                 where=str(path),
@@ -318,8 +294,9 @@ def _check_block_device(
                 "contents would be overwritten.",
             )
     _check_not_swap(path, attributes, proc)
+    _check_layers(path, below_device(device, proc=proc, sys=sys))
     if (try_read_text(directory / "ro") or "0").strip() == "1":
-        raise BackupError("the device is read-only", where=str(path), mend=_MEND)
+        raise BackupError("the device is read-only", where=str(path), mend=MEND)
     have_bytes = int(try_read_text(directory / "size") or "0") * 512
     if have_bytes < size_bytes:
         raise BackupError(

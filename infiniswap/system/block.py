@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,6 +36,27 @@ AS_MEMORY: Final[Settings] = (
     ("read_ahead_kb", "128"),  # for file systems; swap has its own
 )
 """The same where the driver takes a device for a disk."""
+
+
+def number_text(device: int) -> str:
+    """A block device's number, as st_rdev has it, in the kernel's form "major:minor"."""
+    return f"{os.major(device)}:{os.minor(device)}"
+
+
+def entries(directory: Path) -> tuple[Path, ...]:
+    """What is in a directory, in order; empty when there is none."""
+    try:
+        return tuple(sorted(directory.iterdir()))
+    except OSError:
+        return ()
+
+
+def with_partitions(number: str, *, sys: Path = SYS) -> tuple[str, ...]:
+    """The numbers of a block device "major:minor" and of its partitions: a whole disk is in use
+    when one of them is."""
+    found = entries(sys / "dev" / "block" / number)
+    texts = (try_read_text(entry / "dev") for entry in found if (entry / "partition").exists())
+    return (number, *(text.strip() for text in texts if text is not None))
 
 
 def numbers(directory: Path, prefix: str) -> tuple[int, ...]:

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
+import stat
+import struct
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +22,16 @@ from infiniswap.units import PAGE_BYTES
 
 ATTACH_TRIES_MAX = 5
 DETACH_S_MAX = 10.0
+
+_SET_STATUS = 0x4C04
+_GET_STATUS = 0x4C05
+_INFO_BYTES = 232
+_FILE = struct.Struct("=QQQ")
+_FLAGS = struct.Struct("=I")
+_FLAGS_AT = 52
+_AUTOCLEAR = 4
+"""ioctls LOOP_SET_STATUS64 and LOOP_GET_STATUS64 with their struct loop_info64, which begins with
+st_dev, st_ino and st_rdev of the file (linux/loop.h)."""
 
 QUEUE_SETTINGS = (
     # Half of what the front end takes at once (csrc/frontend/fuse.c): even a request whose memory
@@ -94,6 +109,18 @@ def find_by_backing(backing: Path, *, sys: Path = SYS) -> tuple[LoopDevice, ...]
     kernel only knows the path inside it, so such a device is not found by its old path.)"""
     wanted = os.path.realpath(backing)
     return tuple(device for device in attached(sys=sys) if device.backing == wanted)
+
+
+def is_on(device: LoopDevice, status: os.stat_result) -> bool:
+    """Whether a file that has the name of a loop device's file is that file. Another one is, where
+    the device was attached in a container. True where the device's node cannot be opened."""
+    with _status(device) as (_, info):
+        if info is None:
+            return True
+        device_number, inode, block_device = _FILE.unpack_from(info)
+        if stat.S_ISBLK(status.st_mode):  # it may have several nodes
+            return bool(block_device == status.st_rdev)
+        return (device_number, inode) == (status.st_dev, status.st_ino)
 
 
 def attach(backing: Path, *, sector_bytes: int = PAGE_BYTES, sys: Path = SYS) -> LoopDevice:
@@ -178,13 +205,51 @@ def _detach(device: LoopDevice, timeout_s: float, sys: Path) -> None:
             raise
     while still_there():
         if time.monotonic() >= deadline:
+            _keep(device)
+            if not still_there():
+                break  # its last user was faster
             raise ConflictError(
-                "the loop device is still in use; the kernel detaches it when it is closed",
+                "the loop device is still in use, so it stays attached",
                 where=str(device.path),
-                mend=f"See who has it: grep {device.path} /proc/swaps /proc/mounts; "
-                f"fuser -v {device.path}.",
+                mend=f"See who has it: lsblk {device.path}; fuser -v {device.path}.",
             )
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _status(device: LoopDevice) -> Iterator[tuple[int, bytearray | None]]:
+    """The device opened, and what it says of itself; None: it cannot be opened, or has no file."""
+    try:
+        descriptor = os.open(device.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield -1, None
+        return
+    try:
+        yield descriptor, _info(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _info(descriptor: int) -> bytearray | None:
+    info = bytearray(_INFO_BYTES)
+    try:
+        fcntl.ioctl(descriptor, _GET_STATUS, info)
+    except OSError:
+        return None
+    return info
+
+
+def _keep(device: LoopDevice) -> None:
+    """Takes back the kernel's promise to detach the device when its last user closes it: what was
+    refused is not to happen later, when nobody expects it."""
+    with _status(device) as (descriptor, info):
+        now = loop_device(device.number)  # stays as it is while it is open here
+        if info is None or now is None or not now.is_attachment(device):
+            return
+        (flags,) = _FLAGS.unpack_from(info, _FLAGS_AT)
+        _FLAGS.pack_into(info, _FLAGS_AT, flags & ~_AUTOCLEAR)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(descriptor, _SET_STATUS, info)
 
 
 def tune(device: LoopDevice, *, is_disk: bool = False, sys: Path = SYS) -> tuple[str, ...]:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap.errors import SystemCallError, from_oserror
-from infiniswap.system.files import PROC, read_text, unescape
+from infiniswap.system.block import entries, number_text
+from infiniswap.system.files import PROC, SYS, read_text, try_read_text, unescape
 
 FUSE_TYPE = "fuse.infiniswap"
 """File system type of the fuse front end's mounts."""
@@ -106,9 +108,33 @@ def mount_of(path: Path, *, proc: Path = PROC) -> Mount:
     return best
 
 
-def mounts_of_device(device: str, *, proc: Path = PROC) -> tuple[Mount, ...]:
-    """Mounts of the block device "major:minor"."""
-    return tuple(mount for mount in mounts(proc=proc) if mount.device == device)
+def mounts_of_device(device: str, *, proc: Path = PROC, sys: Path = SYS) -> tuple[Mount, ...]:
+    """Mounts of the block device "major:minor", and of a btrfs that has it among its
+    devices."""
+    devices = {device}
+    for system in entries(sys / "fs" / "btrfs"):
+        texts = (try_read_text(entry / "dev") for entry in entries(system / "devices"))
+        members = {text.strip() for text in texts if text is not None}
+        if device in members:
+            devices |= members
+
+    def is_there(mount: Mount) -> bool:
+        # A btrfs has a number of its own there: what tells is the source, one of its devices.
+        return mount.device == device or (
+            mount.device.startswith("0:")
+            and mount.source.startswith("/dev/")
+            and _number(Path(mount.source)) in devices
+        )
+
+    return tuple(filter(is_there, mounts(proc=proc)))
+
+
+def _number(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    return number_text(status.st_rdev) if stat.S_ISBLK(status.st_mode) else ""
 
 
 def infiniswap_mounts(*, proc: Path = PROC) -> tuple[Mount, ...]:

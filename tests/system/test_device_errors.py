@@ -301,9 +301,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """An ext4 file system of 100 MiB."""
     image, point = tmp_path / "image", tmp_path / "small"
     with image.open("wb") as file:
-        file.truncate(100 * MIB)
+        os.posix_fallocate(file.fileno(), 0, 100 * MIB)
     point.mkdir()
-    run("mkfs.ext4", "-q", "-F", image)
+    run("mkfs.ext4", "-q", "-F", "-E", "nodiscard", image)
     run("mount", "-o", "loop", image, point)
     try:
         yield point

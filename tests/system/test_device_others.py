@@ -9,9 +9,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.devices.cluster import Cluster, Device, run, until
 
+from infiniswap.device.spec import rundir
 from infiniswap.device.spec.rundir import LINK_DIR
 from infiniswap.system import loop, swap
 from infiniswap.units import MIB
@@ -170,3 +172,75 @@ def test_a_successor_finds_a_device_that_was_attached_again(
         assert contents(device) == PATTERN
         device.stop()
         assert is_there(other)
+
+
+@contextlib.contextmanager
+def loop_on(device: Device) -> Iterator[str]:
+    """Somebody's loop device over the device."""
+    upper = run("losetup", "--find", "--show", device.path.resolve()).strip()
+    try:
+        yield upper
+    finally:
+        run("losetup", "--detach", upper)
+
+
+def test_a_stop_names_the_loop_device_that_is_on_it(device: Device) -> None:
+    number = int(device.path.resolve().name.removeprefix("loop"))
+    with loop_on(device) as upper:
+        for what in ("stop", "remove"):
+            done = device.command(what)
+            assert done.returncode == 9, done.stderr
+            assert f"the loop device {upper} lies on it" in done.stderr
+            assert f"losetup --detach {upper}" in done.stderr
+        now = loop.loop_device(number)
+        assert now is not None
+        assert not now.autoclear
+    assert contents(device) == PATTERN
+    assert not device.status["alarms"]
+    assert "detached by somebody else" not in device.log
+    device.stop()
+
+
+@pytest.mark.requires_tool("mkfs.btrfs")
+def test_a_stop_names_where_its_btrfs_is_mounted(device: Device, tmp_path: Path) -> None:
+    run("mkfs.btrfs", "-q", "-f", device.path)
+    run("mount", device.path, tmp_path)
+    try:
+        done = device.command("stop")
+        assert done.returncode == 9
+        assert f"mounted at {tmp_path}" in done.stderr
+    finally:
+        run("umount", tmp_path)
+    device.stop()
+
+
+def test_a_device_below_another_ones_backup_stays(shared_cluster: Cluster) -> None:
+    device, name = shared_cluster.start("--frontend", "fuse"), shared_cluster.name()
+    run_dir, store = shared_cluster.run_dir, shared_cluster.backup_dir
+    spec = rundir.read_record(rundir.paths_of(device.name, run_dir, store))
+    assert spec is not None
+    # A device of before such a backup was refused, as it looks to others while it runs.
+    upper = rundir.paths_of(name, run_dir, store)
+    lock = rundir.take_lock(upper)
+    backup = str(device.path)
+    rundir.write_record(upper.record, msgspec.structs.replace(spec, name=name, backup=backup))
+    try:
+        with device.path.open("rb"):
+            done = device.command("remove")
+        assert done.returncode == 9, done.stderr
+        assert f"the backup of device {name} lies on it" in done.stderr
+        assert f"infiniswap device stop {name}" in done.stderr
+        assert "open in" not in done.stderr
+    finally:
+        rundir.clear(upper)
+        os.close(lock)
+    device.remove()
+
+
+def test_a_device_is_no_place_for_another_ones_backup(device: Device) -> None:
+    done = device.cluster.cli(
+        *("device", "start", device.cluster.name(), "--donors", device.cluster.addresses),
+        *("--size", "8M", "--backup", str(device.path)),
+    )
+    assert done.returncode == 8, done.stderr
+    assert "lies on an Infiniswap device" in done.stderr

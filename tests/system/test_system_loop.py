@@ -87,10 +87,37 @@ def test_detaching_twice_is_fine(backing: Path) -> None:
 def test_a_device_that_somebody_has_open_is_a_conflict(device: loop.LoopDevice) -> None:
     descriptor = os.open(device.path, os.O_RDONLY)
     try:
-        with pytest.raises(ConflictError, match=r"in use"):
+        with pytest.raises(ConflictError, match=r"in use.*lsblk"):
             loop.detach(device, timeout_s=0.3)
     finally:
         os.close(descriptor)
+
+
+def test_a_refused_detach_does_not_happen_later(device: loop.LoopDevice, backing: Path) -> None:
+    upper = loop.attach(device.path)  # no process has the lower one open
+    try:
+        with pytest.raises(ConflictError):
+            loop.detach(device, timeout_s=0.3)
+    finally:
+        loop.detach(upper)
+    (now,) = loop.find_by_backing(backing)
+    assert now.is_attachment(device)
+    assert not now.autoclear
+    assert now.direct_io
+
+
+def test_the_file_below_is_known_by_its_inode(device: loop.LoopDevice, backing: Path) -> None:
+    assert loop.is_on(device, backing.stat())
+    other = backing.rename(backing.with_name("other"))
+    backing.touch()
+    assert not loop.is_on(device, backing.stat())
+    other.replace(backing)
+    upper = loop.attach(device.path)
+    try:
+        assert loop.is_on(upper, device.path.stat())
+        assert not loop.is_on(upper, upper.path.stat())
+    finally:
+        loop.detach(upper)
 
 
 @pytest.mark.requires_swap
@@ -124,7 +151,7 @@ def test_a_block_device_as_backup(device: loop.LoopDevice, tmp_path: Path) -> No
 
 @pytest.mark.requires_tool("mkfs.ext4")
 def test_a_mounted_block_device_is_no_backup(device: loop.LoopDevice, tmp_path: Path) -> None:
-    run_command(["mkfs.ext4", "-q", str(device.path)])
+    run_command(["mkfs.ext4", "-q", "-E", "nodiscard", str(device.path)])
     point = tmp_path / "mnt"
     point.mkdir()
     run_command(["mount", str(device.path), str(point)])

@@ -26,6 +26,8 @@ from infiniswap.donor.memory import MemoryFigures, memory_source
 from infiniswap.errors import BackupError, ConflictError, SystemCallError
 from infiniswap.keys import Keys
 from infiniswap.secret import read_secret
+from infiniswap.system.backup import MEND
+from infiniswap.system.storage import ONLY_COPY_ON_WRITE
 from infiniswap.units import GIB, MIB, format_size_short
 
 
@@ -112,7 +114,7 @@ def test_backups_go_to_the_first_disk_that_can_hold_them(tmp_path: Path) -> None
         def check(path: Path, size_bytes: int) -> None:
             assert size_bytes
             if path.parent not in able:
-                raise BackupError("it is in memory")
+                raise BackupError("it is in memory", mend=f"{MEND} {ONLY_COPY_ON_WRITE}")
 
         chosen: dict[str, str] = {}
         found: dict[str, list[str]] = {}
@@ -126,6 +128,7 @@ def test_backups_go_to_the_first_disk_that_can_hold_them(tmp_path: Path) -> None
     place, said = asked()
     assert place is None
     assert "and no mounted disk can" in said
+    assert ONLY_COPY_ON_WRITE in said
     place, said = asked(existing(default), *disks)
     assert place is None
     assert "free; a backup is as large" in said

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.machine.made_host import make_files
 
 from infiniswap.errors import BackupError
 from infiniswap.system import backup
@@ -18,6 +19,7 @@ class Host:
 
     def __init__(self, tmp_path: Path, fs_type: str = "ext4", options: str = "rw") -> None:
         self.proc, self.disk = tmp_path / "proc", tmp_path / "disk"
+        self.sys = make_files(tmp_path / "sys", {"dev/block/9:9/dev": "9:9"})
         (self.proc / "self").mkdir(parents=True)
         self.disk.mkdir()
         (self.proc / "self" / "mountinfo").write_text(
@@ -31,7 +33,7 @@ class Host:
         (self.proc / "swaps").write_text("\n".join(["Filename Type Size Used Priority", *lines]))
 
     def check(self, path: Path, size_bytes: int = MIB) -> backup.BackupTarget:
-        return backup.check_backup(path, size_bytes, proc=self.proc)
+        return backup.check_backup(path, size_bytes, proc=self.proc, sys=self.sys)
 
 
 @pytest.fixture
@@ -70,6 +72,12 @@ def test_other_file_systems_are_refused(tmp_path: Path, fs_type: str, why: str) 
     assert fs_type in str(caught.value)
     assert str(host.disk) in str(caught.value)
     assert "--backup" in str(caught.value)
+
+
+def test_a_host_of_btrfs_alone_is_told_what_it_can_do(tmp_path: Path) -> None:
+    host = Host(tmp_path, "btrfs")
+    with pytest.raises(BackupError, match=r"needs a partition.*--backup none: pages are .* lost"):
+        host.check(host.disk / "x.backup")
 
 
 def test_a_link_to_a_refused_file_system_is_refused(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.machine.made_host import make_files
 
 from infiniswap.errors import NotPermittedError, SystemCallError
 from infiniswap.system import mounts
+from infiniswap.system.block import number_text
 from infiniswap.system.files import unescape
 
 
@@ -83,6 +85,24 @@ def test_our_mounts_are_found_by_type(tmp_path: Path) -> None:
     assert [m.mount_point for m in mounts.infiniswap_mounts(proc=proc)] == ["/run/isw x"]
     assert len(mounts.mounts_of_device("98:0", proc=proc)) == 3
     assert mounts.mounts_of_device("98:1", proc=proc) == ()
+
+
+def test_a_btrfs_is_found_by_each_of_its_devices(tmp_path: Path) -> None:
+    """Its mount has a number of its own, and names one device."""
+    named = next((path for path in Path("/dev").iterdir() if path.is_block_device()), None)
+    if named is None:
+        pytest.skip("needs a block device in /dev")
+    number = number_text(named.stat().st_rdev)
+    btrfs = _line("/data", "btrfs").replace("98:0", "0:45").replace("/dev/root", str(named))
+    other = _line("/other", "btrfs").replace("98:0", "0:46").replace("/dev/root", "/dev/absent")
+    proc = _proc(tmp_path, _line("/"), btrfs, other)
+    devices = {"one/dev": number, "two/dev": "250:77"}
+    sys = make_files(tmp_path / "sys", {f"fs/btrfs/id/devices/{k}": v for k, v in devices.items()})
+    for device in (number, "250:77"):
+        found = mounts.mounts_of_device(device, proc=proc, sys=sys)
+        assert [mount.mount_point for mount in found] == ["/data"]
+    assert mounts.mounts_of_device("250:78", proc=proc, sys=sys) == ()
+    assert len(mounts.mounts_of_device(number, proc=proc, sys=tmp_path / "absent")) == 1
 
 
 def test_an_empty_table_is_an_error(tmp_path: Path) -> None:

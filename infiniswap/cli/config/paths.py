@@ -25,7 +25,7 @@ from infiniswap.secret import (
     read_host_key,
     read_password,
 )
-from infiniswap.system.backup import check_backup
+from infiniswap.system.backup import MEND, check_backup
 from infiniswap.system.files import check_own_directory
 from infiniswap.system.service_units import as_device
 from infiniswap.units import MIB
@@ -155,12 +155,13 @@ def _backup(config: Config, has_devices: bool) -> Iterator[InfiniswapError | str
     try:
         check_backup(existing(directory) / PROBE_NAME, MIB)
     except InfiniswapError as error:
+        more = error.mend.removeprefix(MEND)
         # A host that only lends needs no backups.
         if has_devices or directory != DeviceConfig().backup_dir:
             yield ConfigError(
                 f"device.backup_dir ({directory}) cannot hold backups: {error.what}",
                 where=error.where,
-                mend="Name a directory on a local disk (ext4 or xfs).",
+                mend=f"Name a directory on a local disk (ext4 or xfs).{more}",
             )
         else:
             yield (

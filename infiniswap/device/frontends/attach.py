@@ -24,8 +24,6 @@ from infiniswap.errors import MemoryLimitError, SystemCallError
 from infiniswap.system import swap
 
 _SWAPOFF_S_MAX = 3600.0
-_BRIEF_USE_S = 2.0
-_PROCESSES_NAMED_MAX = 5
 
 
 @dataclass(slots=True)
@@ -176,7 +174,7 @@ class Attachment:
         """
         path = self._device()
         if path is not None:
-            in_use.check_unused(path, where=f"device {self.spec.name}")
+            in_use.check_unused(path, self.spec.name, self.spec.config.device.run_dir)
 
     def withdraw_link(self) -> None:
         """Removes the link of the device's name."""

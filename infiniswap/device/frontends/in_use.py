@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses a block device (swap areas, mounts, processes), so that none in use is removed."""
+"""Who uses a block device (backups of other devices, mounts, loop devices, LVM, swap areas,
+processes), so that none in use is removed."""
 
 from __future__ import annotations
 
@@ -11,33 +12,36 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from infiniswap.control.text import clean_text
-from infiniswap.errors import ConflictError
-from infiniswap.system import mounts, swap
-from infiniswap.system.files import try_read_text
+from infiniswap.device.spec import rundir
+from infiniswap.errors import ConflictError, InfiniswapError
+from infiniswap.system import block, loop, mounts, storage, swap
+from infiniswap.system.files import SYS, try_read_text
 
 _BRIEF_USE_S = 2.0
 _PROCESSES_NAMED_MAX = 5
 
 
-def _mount_points(device: int) -> list[str]:
-    number = f"{os.major(device)}:{os.minor(device)}"
-    return [str(mount.mount_point) for mount in mounts.mounts_of_device(number)]
-
-
-def check_unused(path: Path, *, where: str) -> None:
+def check_unused(path: Path, name: str, run_dir: Path) -> None:
     """Looks who uses a device that serves. The kernel would not refuse to detach it: it detaches a
     loop device later, when the last user is gone.
+
+    Args:
+        path: its block device.
+        name: of the infiniswap device.
+        run_dir: where other devices are.
 
     Raises:
         ConflictError: who uses it.
     """
-    device = path.stat().st_rdev
-    if users := _mount_points(device):
+    device, where = path.stat().st_rdev, f"device {name}"
+    if others := _backups_on(block.number_text(device), name, run_dir):
         raise ConflictError(
-            f"it is mounted at {', '.join(users)}",
+            f"the backup of device {others[0]} lies on it",
             where=where,
-            mend=f"Unmount it: umount {users[0]}.",
+            mend=f"Stop that device first: infiniswap device stop {others[0]}.",
         )
+    for what, mend in _kernel_users(device):
+        raise ConflictError(what, where=where, mend=mend)
     if swap.find_area(path) is not None:
         raise ConflictError("it is in use as swap space", where=where)
     end_s = time.monotonic() + _BRIEF_USE_S
@@ -51,11 +55,55 @@ def check_unused(path: Path, *, where: str) -> None:
         os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
     except OSError as error:
         raise ConflictError(
-            f"the kernel uses it ({error.strerror}): mounted in a container, or part of LVM, "
-            "RAID or encryption",
+            f"the kernel uses it ({error.strerror}), perhaps mounted in a container",
             where=where,
             mend=f"See what it is with lsblk {path}.",
         ) from error
+
+
+def _backups_on(number: str, name: str, run_dir: Path) -> list[str]:
+    """Names of the other running devices whose backup lies on a block device."""
+    found = []
+    for other in rundir.running_names(run_dir):
+        if other == name:
+            continue
+        with contextlib.suppress(InfiniswapError):  # then what has it open is named
+            spec = rundir.read_record(rundir.DevicePaths(other, run_dir / other, run_dir))
+            if spec is not None and spec.backup and storage.lies_on(Path(spec.backup), number):
+                found.append(other)
+    return found
+
+
+def _kernel_users(device: int) -> Iterator[tuple[str, str]]:
+    """What the kernel itself has on a block device or its partitions, which no process need have
+    open: sentences that say so, each with its remedy."""
+    for number in block.with_partitions(block.number_text(device)):
+        points = [mount.mount_point for mount in mounts.mounts_of_device(number)]
+        if points:
+            yield f"it is mounted at {', '.join(points)}", f"Unmount it: umount {points[0]}."
+        for upper in loop.attached():
+            if _is_on(upper, number):
+                yield (
+                    f"the loop device {upper.path} lies on it",
+                    f"Unmount what is mounted from that, and run: losetup --detach {upper.path}.",
+                )
+        for holder in block.entries(SYS / "dev" / "block" / number / "holders"):
+            called = (try_read_text(holder / "dm" / "name") or "").strip()
+            yield (
+                f"/dev/{holder.name} lies on it{f' ({clean_text(called)})' if called else ''}",
+                f"See what that is with lsblk /dev/{holder.name}, and take it away first.",
+            )
+
+
+def _is_on(upper: loop.LoopDevice, number: str) -> bool:
+    # No file elsewhere is looked at: its file system may never answer.
+    if not upper.backing.startswith("/dev/"):
+        return False
+    try:
+        status = os.stat(upper.backing)
+    except OSError:
+        return False
+    return stat.S_ISBLK(status.st_mode) and block.number_text(status.st_rdev) == number
 
 
 def check_left_unused(path: Path, name: str, mend: str) -> None:
@@ -67,7 +115,7 @@ def check_left_unused(path: Path, name: str, mend: str) -> None:
         mend: what to do about swap space there.
 
     Raises:
-        ConflictError: it is swap space whose contents are gone, or mounted.
+        ConflictError: it is swap space whose contents are gone, or something lies on it.
     """
     where = f"device {name}"
     if swap.find_area(path) is not None:
@@ -77,14 +125,14 @@ def check_left_unused(path: Path, name: str, mend: str) -> None:
             mend=mend,
         )
     try:
-        users = _mount_points(path.stat().st_rdev)
+        device = path.stat().st_rdev
     except OSError:
         return
-    if users:
+    for what, remedy in _kernel_users(device):
         raise ConflictError(
-            f"{path}, of an earlier process of this device that died, is mounted at {users[0]}",
+            f"{path} is left of an earlier process of this device that died, and {what}",
             where=where,
-            mend=f"Unmount it: umount -l {users[0]}.",
+            mend=remedy.replace("umount ", "umount -l "),
         )
 
 
