@@ -38,13 +38,15 @@ _WAIT_S: Final = 120.0
 _JOBS: Final = {"h1": "prep.py", "h2": "train.py"}
 """What borrows, by host; the others lend alone."""
 _JOB: Final = """
-import random
+import random, time
 data = bytearray(b"x") * (120 << 20)
 while True:
-    start = random.randrange(len(data) >> 22) << 22
+    start = random.randrange(len(data) >> 20) << 20
     for offset in range(start, start + (1 << 20), 4096):
         data[offset] = data[offset] + 1 & 0xFF
+    time.sleep(0.2)
 """
+"""It uses all of its memory in turn, more than its limit: it pages for as long as it runs."""
 
 
 @contextlib.contextmanager
@@ -99,7 +101,8 @@ def jobs(made: Cluster, directory: Path) -> Iterator[None]:
             script = directory / name
             script.write_text(f"#!{sys.executable}\n{_JOB}")  # so that the job has its name
             script.chmod(0o700)
-            run = ["infiniswap", "run", "--local", "48M", "--size", "192M", "--"]
+            # Swap areas are shared: one of them must be too small for both jobs.
+            run = ["infiniswap", "run", "--local", "48M", "--size", "96M", "--"]
             running.append(started(made, host, [*run, str(script)], directory / f"{host}.log"))
         until(lambda: all(f" {name} " in table(made) for name in _JOBS.values()), directory)
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from rich.text import Text
 from pictures.browser import chromium
 
 PAGE_SIZE: Final = {"width": 1000, "height": 800}
-_SEEN_S: Final = 40
+_SEEN_S: Final = 75
 """How long the page is open before its picture: the charts need a past."""
 _WAIT_MS: Final = 60_000
 _COLOURS: Final = 128
@@ -43,6 +44,8 @@ def page(browser: Browser, link: str, into: dict[str, Path]) -> None:
     tab.goto(link)
     tab.locator(".cell:not(.unmapped)").first.wait_for()
     tab.wait_for_timeout(_SEEN_S * 1000)
+    # A cluster at work, and not one whose jobs have all that they need.
+    tab.get_by_text(re.compile(r"in from donors [1-9]")).first.wait_for()
     for scheme, path in into.items():
         chosen: Any = scheme
         tab.emulate_media(color_scheme=chosen)
