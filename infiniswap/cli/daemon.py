@@ -15,12 +15,14 @@ from infiniswap import rights
 from infiniswap.cli.common.parser import add_shared
 from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, UsageError
 from infiniswap.secret import check_listen_secret
-from infiniswap.units import CONTROL_PORT, format_size_short, parse_host_port
+from infiniswap.units import CONTROL_PORT, MIB, format_size_short, parse_host_port
 
 _AFTER_S_MAX = 86_400
 _GRACE = math.inf
 """Stands for daemon.lease_grace_s."""
 _LOOK_S = 0.1
+_MEMORY_BYTES = 256 * MIB
+"""What a daemon maps beside its slabs; half of it has been seen."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -121,12 +123,24 @@ def run(args: argparse.Namespace) -> int:
     from infiniswap import logs
     from infiniswap.donor import by_hand, copies, daemon
     from infiniswap.donor.memory import memory_source
-    from infiniswap.engine.native import NativeStore
+    from infiniswap.system.notify import Notifier
+    from infiniswap.system.surroundings import leave
+    from infiniswap.system.surroundings.limits import check_ulimits
 
     def load() -> configuration.Config:
         return copies.use(configuration.load(args.config, overrides(args)), args.copies)
 
     config = load()
+    # With --memory-cgroup it is where it has to be.
+    stays = Notifier().managed or args.memory_cgroup is not None
+    leave.settle(os.getpid(), f"infiniswapd-{os.getpid()}", managed=stays)
+    slab_bytes = config.daemon.slab_bytes
+    check_ulimits(
+        file_bytes=0 if config.daemon.run_dir is None else slab_bytes,
+        memory_bytes=_MEMORY_BYTES + slab_bytes,
+    )
+    from infiniswap.engine.native import NativeStore
+
     check_listen_secret(config.daemon.listen, config.cluster.trust_file)
     config.keys()
     config.second_keys()

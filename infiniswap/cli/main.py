@@ -9,9 +9,11 @@ only `run` needs (aiohttp, rich, the C library) it imports inside.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import pkgutil
+import resource
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from typing import Any, Protocol, cast
 import infiniswap.cli
 from infiniswap.cli.common.output import OutputError, is_reader_gone, open_standard_streams
 from infiniswap.cli.common.parser import Parser
-from infiniswap.errors import InfiniswapError, NotFoundError, SystemCallError
+from infiniswap.errors import InfiniswapError, MemoryLimitError, NotFoundError, SystemCallError
 from infiniswap.own_code import check_own_code, trusted_users
 
 _FIRST = (
@@ -39,6 +41,9 @@ def _commands() -> tuple[str, ...]:
 
 
 COMMANDS = _commands()
+
+_MEMORY_BYTES_MIN = 64 << 20
+"""With this `status` and `device list` work."""
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -94,8 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_standard_streams()
     code = 0
     try:
+        _check_memory()
         code = _execute(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
+    except MemoryLimitError as error:
+        report(error)
+        return error.exit_code
     except OutputError as error:
         if not is_reader_gone(error):
             lost = SystemCallError(
@@ -107,7 +116,47 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code or lost.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
+    except (MemoryError, RuntimeError, ImportError, SystemError, OSError) as error:
+        is_other = isinstance(error, OSError) and error.errno not in (errno.ENOMEM, errno.EAGAIN)
+        limits = "" if is_other else _limits_of_shell()
+        if not limits:
+            raise
+        starved = MemoryLimitError(
+            f"a limit of this shell leaves no room for the command ({limits}): "
+            f"{str(error) or type(error).__name__}",
+            mend="Raise it (ulimit, as root), or run the command from a shell without it.",
+        )
+        report(starved)
+        return starved.exit_code
     return code
+
+
+def _check_memory() -> None:
+    """Raises MemoryLimitError where no command could even be loaded, and no error be reported."""
+    for limit, option in ((resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")):
+        soft = resource.getrlimit(limit)[0]
+        if soft != resource.RLIM_INFINITY and soft < _MEMORY_BYTES_MIN:
+            raise MemoryLimitError(
+                f"this shell allows {soft >> 20} MiB, and the command needs "
+                f"{_MEMORY_BYTES_MIN >> 20} MiB",
+                where=f"ulimit {option}",
+                mend="Raise it (as root), or run the command from a shell without it.",
+            )
+
+
+def _limits_of_shell() -> str:
+    """Limits that refuse memory, threads and libraries, as `ulimit` shows them; empty: none."""
+    found = []
+    for limit, option, unit_bytes in (
+        (resource.RLIMIT_AS, "-v", 1024),
+        (resource.RLIMIT_DATA, "-d", 1024),
+        (resource.RLIMIT_NPROC, "-u", 1),
+    ):
+        soft = resource.getrlimit(limit)[0]
+        # Every login has a limit on processes, which does not hold for root.
+        if soft != resource.RLIM_INFINITY and (unit_bytes > 1 or os.geteuid() != 0):
+            found.append(f"ulimit {option} is {soft // unit_bytes}")
+    return ", ".join(found)
 
 
 def _execute(arguments: list[str]) -> int:

@@ -23,7 +23,7 @@ from infiniswap.donor.memory import MemorySource
 from infiniswap.donor.pool_limits import pool_limits
 from infiniswap.donor.releaser import Releaser
 from infiniswap.errors import InfiniswapError
-from infiniswap.system.bounded import give_up, raise_limits
+from infiniswap.system.bounded import give_up
 from infiniswap.system.process import leave_no_core
 
 _PRIVILEGED_PORTS: Final = range(1, 1024)
@@ -50,7 +50,6 @@ def bounded(
     try:
         if os.geteuid() == 0:
             leave_no_core()
-            raise_limits()
             give_up(_kept(config))
         yield None if releaser is None else releaser.release
     finally:

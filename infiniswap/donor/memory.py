@@ -11,8 +11,8 @@ from typing import Protocol
 from infiniswap.errors import ConfigError, InfiniswapError, UnavailableError
 from infiniswap.system.memory import (
     Cache,
+    Hierarchy,
     Memory,
-    MemoryHierarchy,
     cgroup_cache,
     cgroup_memory,
     host_memory,
@@ -54,7 +54,7 @@ class HostMemorySource:
     def __init__(self) -> None:
         self._name = "host"
         self._limit: Path | None = None
-        self._hierarchy: MemoryHierarchy | None = None
+        self._hierarchy: Hierarchy | None = None
         self._found_s = float("-inf")
 
     @property

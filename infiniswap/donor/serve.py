@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -59,6 +60,7 @@ from infiniswap.system.clock import SteadyClock
 from infiniswap.system.keep_awake import KeepAwake
 from infiniswap.system.pressure import PressureTrigger
 from infiniswap.system.process import be_nice
+from infiniswap.system.surroundings.in_force import of_process
 from infiniswap.units import PAGE_BYTES, HostPort, format_size, format_size_short
 
 log = logging.getLogger(__name__)
@@ -229,6 +231,7 @@ async def _start(
     stack.push_async_callback(page.stop)
     await _serve_local(stack, config, service, server)
     _log_start(config, service, limits, server.sockets)
+    _tell_what_stays(service)
     if note := pool_note(limits, figures):
         log.warning("%s", note)
     keep_awake = KeepAwake(lambda: store.stats()["read_bytes"] // PAGE_BYTES, daemon.keep_awake)
@@ -477,6 +480,13 @@ def _listen_data(store: Store, host: str, port: int) -> int:
             mend="Give an address of this host and a port that this user may use.",
             code=error.code,
         ) from error
+
+
+def _tell_what_stays(service: DonorService) -> None:
+    """Says what limits this process, and keeps it for the status."""
+    service.degraded["starter"] = list(map(str, of_process(os.getpid())))
+    for sentence in service.degraded["starter"]:
+        log.warning("%s", sentence)
 
 
 def _log_start(

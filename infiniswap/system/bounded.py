@@ -8,11 +8,9 @@ starts a program from a thread that has (infiniswap.system.programs.start).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
-import resource
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -129,23 +127,3 @@ def _set(libc: ctypes.CDLL, permitted: int, effective: int) -> bool:
 def _refused() -> Exception:
     code = ctypes.get_errno()
     return from_oserror(_WHAT, OSError(code, os.strerror(code)))
-
-
-def raise_limits() -> None:
-    """Lets this process, and programs that it starts, lock memory and have real-time threads of the
-    lowest priority, as the limits of the units do, so that it takes no capability. Where limits may
-    not be raised they stay."""
-    _raise(resource.RLIMIT_MEMLOCK, resource.RLIM_INFINITY)
-    _raise(resource.RLIMIT_RTPRIO, 1)
-
-
-def _raise(limit: int, wanted: int) -> None:
-    soft, hard = resource.getrlimit(limit)
-    if _holds(soft, wanted):
-        return
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(limit, (wanted, hard if _holds(hard, wanted) else wanted))
-
-
-def _holds(limit: int, wanted: int) -> bool:
-    return limit == resource.RLIM_INFINITY or 0 <= wanted <= limit

@@ -17,7 +17,7 @@ from infiniswap.system.cgroup import RUN_PREFIX
 from infiniswap.system.files import PROC, try_read_int, try_read_text
 from infiniswap.system.memory import (
     UNLIMITED_BYTES,
-    MemoryHierarchy,
+    Hierarchy,
     cgroup_limit_bytes,
     chain,
     memory_hierarchy,
@@ -121,7 +121,7 @@ def is_of_run(path: Path) -> bool:
     return any(part.startswith(_RUNS) for part in path.parts)
 
 
-def left(hierarchy: MemoryHierarchy, stays: Path) -> tuple[Path, ...]:
+def left(hierarchy: Hierarchy, stays: Path) -> tuple[Path, ...]:
     """The process's own cgroup and those above it, below `stays`."""
     return tuple(path for path in chain(hierarchy) if path != stays and stays in path.parents)
 

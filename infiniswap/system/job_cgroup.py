@@ -15,14 +15,11 @@ not into the member's slice: for whatever is in there by its name (`user-1000-..
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from infiniswap.errors import (
-    DeadlineError,
     InfiniswapError,
     NotFoundError,
     UnavailableError,
@@ -37,8 +34,8 @@ from infiniswap.system.cgroup import (
 from infiniswap.system.cgroup_limits import check_leaves_no_limit
 from infiniswap.system.files import PROC, try_read_text, try_write_text
 from infiniswap.system.memory import (
+    Hierarchy,
     Memory,
-    MemoryHierarchy,
     host_memory,
     machine_memory,
     memory_hierarchy,
@@ -49,18 +46,7 @@ _ZSWAP_SHARE_MAX: Final = 0.4
 """Of a job's limit, for zswap's pool, which counts against it. With the kernel's default, no bound,
 the pool fills the whole limit, and the kernel kills the job though there is swap space left (seen
 with 6.12)."""
-_SYSTEMD_S_MAX: Final = 20.0
-_POLL_S = 0.02
 _SLICE = re.compile(r"infiniswap_run_(\d+)_(\d+)\.slice", re.ASCII)
-_START_UNIT: Final = (
-    "busctl",
-    "call",
-    "org.freedesktop.systemd1",
-    "/org/freedesktop/systemd1",
-    "org.freedesktop.systemd1.Manager",
-    "StartTransientUnit",
-    "ssa(sv)a(sa(sv))",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +70,7 @@ class SliceCgroup(MemoryCgroup):
         if scope.is_dir():
             MemoryCgroup(scope, self.version).add(pid)
             return
-        _start_unit(
+        systemd.start_unit(
             scope.name,
             "Slice s " + self.path.name,
             f"PIDs au 1 {pid}",
@@ -93,7 +79,9 @@ class SliceCgroup(MemoryCgroup):
             "Delegate b true",
             "CollectMode s inactive-or-failed",
         )
-        _await(lambda: pid in self.pids() or not _lives(pid), f"process {pid} in {scope.name}")
+        systemd.wait_until(
+            lambda: pid in self.pids() or not _lives(pid), f"process {pid} in {scope.name}"
+        )
         if pid not in self.pids():
             raise NotFoundError(f"there is no process {pid}")
 
@@ -105,33 +93,12 @@ class SliceCgroup(MemoryCgroup):
         """
         if not self.path.exists():
             return
-        run_command(["systemctl", "stop", "--quiet", self.path.name], timeout_s=_SYSTEMD_S_MAX)
-        _await(lambda: not self.path.exists(), f"the end of {self.path.name}")
+        run_command(["systemctl", "stop", "--quiet", self.path.name], timeout_s=systemd.WAIT_S_MAX)
+        systemd.wait_until(lambda: not self.path.exists(), f"the end of {self.path.name}")
 
 
 def _lives(pid: int) -> bool:
     return (PROC / str(pid)).exists()
-
-
-def _await(done: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + _SYSTEMD_S_MAX
-    while not done():
-        if time.monotonic() >= end_s:
-            raise DeadlineError(
-                f"systemd has not done it within {_SYSTEMD_S_MAX:g} s: {what}",
-                mend="See journalctl -b, and systemctl list-jobs.",
-            )
-        time.sleep(_POLL_S)
-
-
-def _start_unit(name: str, *properties: str) -> None:
-    """StartTransientUnit; each property as `NAME TYPE VALUES...`."""
-    words = [word for text in properties for word in text.split()]
-    run_command(
-        [*_START_UNIT, name, "fail", str(len(properties)), *words, "0"],
-        timeout_s=_SYSTEMD_S_MAX,
-        mend="systemd makes the cgroups of this host; see journalctl -b.",
-    )
 
 
 def memory_for_jobs(*, proc: Path = PROC) -> Memory:
@@ -159,7 +126,7 @@ def systemd_makes_them(*, proc: Path = PROC) -> bool:
         return True
 
 
-def _is_systemds(hierarchy: MemoryHierarchy) -> bool:
+def _is_systemds(hierarchy: Hierarchy) -> bool:
     return hierarchy.version == 2 and systemd.has_bus()
 
 
@@ -201,7 +168,7 @@ def slice_name(name: str) -> str:
 
 def _create_slice(unit: str, limit_bytes: int, top: Path, tasks: int | None) -> SliceCgroup:
     cgroup = SliceCgroup(top / unit, 2)
-    _start_unit(
+    systemd.start_unit(
         unit,
         f"MemoryMax t {limit_bytes}",
         "MemoryAccounting b true",
@@ -210,9 +177,11 @@ def _create_slice(unit: str, limit_bytes: int, top: Path, tasks: int | None) -> 
     )
     try:
         limit = cgroup.path / "memory.max"
-        _await(lambda: (try_read_text(limit) or "max").strip() != "max", f"{unit} with its limit")
+        systemd.wait_until(
+            lambda: (try_read_text(limit) or "max").strip() != "max", f"{unit} with its limit"
+        )
     except InfiniswapError:
-        run_command(["systemctl", "stop", "--quiet", unit], timeout_s=_SYSTEMD_S_MAX)
+        run_command(["systemctl", "stop", "--quiet", unit], timeout_s=systemd.WAIT_S_MAX)
         raise
     return cgroup
 

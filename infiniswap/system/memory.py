@@ -82,18 +82,20 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryHierarchy:
-    """Where memory cgroups are on this host.
+class Hierarchy:
+    """A tree of cgroups on this host: version 2's, or one of version 1.
 
     Attributes:
         version: 1 or 2.
         mount_point: the highest cgroup that is visible here.
         own: the cgroup of the process asked for.
+        controllers: what it accounts and limits.
     """
 
     version: int
     mount_point: Path
     own: Path
+    controllers: frozenset[str] = frozenset()
 
 
 # -------------------------------------------------------------------------- host
@@ -160,7 +162,7 @@ def cgroup_cache(path: Path, version: int) -> Cache | None:
 
 
 def host_memory(
-    *, proc: Path = PROC, pid: int | None = None, hierarchy: MemoryHierarchy | None = None
+    *, proc: Path = PROC, pid: int | None = None, hierarchy: Hierarchy | None = None
 ) -> Memory:
     """Memory that a process may use: the least of the machine's and of its cgroups'.
 
@@ -221,25 +223,41 @@ def _visible(mount: Mount, path: str) -> Path:
     return own if own.is_dir() else point
 
 
-def memory_hierarchy(*, proc: Path = PROC, pid: int | None = None) -> MemoryHierarchy:
+def hierarchies(*, proc: Path = PROC, pid: int | None = None) -> tuple[Hierarchy, ...]:
+    """Every hierarchy that is mounted here, version 2 first.
+
+    Args:
+        proc: root of the proc file system.
+        pid: whose own cgroups are meant; None: the caller's.
+
+    Raises:
+        NotPermittedError, SystemCallError: /proc could not be read.
+    """
+    who = "self" if pid is None else str(pid)
+    text = read_text(proc / who / "cgroup", "cannot read the process's cgroups")
+    paths = parse_process_cgroups(text)
+    found: list[Hierarchy] = []
+    for mount in mounts(proc=proc):
+        point = Path(mount.mount_point)
+        if mount.fs_type == "cgroup2" and "" in paths:
+            names = (try_read_text(point / "cgroup.controllers") or "").split()
+            found.append(Hierarchy(2, point, _visible(mount, paths[""]), frozenset(names)))
+        elif mount.fs_type == "cgroup" and (here := mount.super_options & paths.keys()):
+            own = _visible(mount, paths[min(here)])
+            found.append(Hierarchy(1, point, own, frozenset(here)))
+    return tuple(sorted(found, key=lambda hierarchy: -hierarchy.version))
+
+
+def memory_hierarchy(*, proc: Path = PROC, pid: int | None = None) -> Hierarchy:
     """Where memory is accounted: version 2, or version 1 where 2 has no memory controller.
 
     Raises:
         UnavailableError: this kernel accounts memory in neither.
         NotPermittedError, SystemCallError: /proc could not be read.
     """
-    who = "self" if pid is None else str(pid)
-    text = read_text(proc / who / "cgroup", "cannot read the process's cgroups")
-    paths = parse_process_cgroups(text)
-    table = mounts(proc=proc)
-    for mount in table:
-        if mount.fs_type == "cgroup2" and "" in paths:
-            controllers = try_read_text(Path(mount.mount_point) / "cgroup.controllers") or ""
-            if "memory" in controllers.split():
-                return MemoryHierarchy(2, Path(mount.mount_point), _visible(mount, paths[""]))
-    for mount in table:
-        if mount.fs_type == "cgroup" and "memory" in mount.super_options and "memory" in paths:
-            return MemoryHierarchy(1, Path(mount.mount_point), _visible(mount, paths["memory"]))
+    for hierarchy in hierarchies(proc=proc, pid=pid):
+        if "memory" in hierarchy.controllers:
+            return hierarchy
     raise UnavailableError(
         "no memory cgroups here: neither version 2 with a memory controller nor version 1 is "
         "mounted",
@@ -247,7 +265,7 @@ def memory_hierarchy(*, proc: Path = PROC, pid: int | None = None) -> MemoryHier
     )
 
 
-def chain(hierarchy: MemoryHierarchy) -> Iterator[Path]:
+def chain(hierarchy: Hierarchy) -> Iterator[Path]:
     """The process's own cgroup and those above it, as far as visible."""
     path = hierarchy.own
     while True:

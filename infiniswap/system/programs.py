@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
@@ -61,6 +61,8 @@ _SETTINGS = "INFINISWAP_"
 _CONFIG_FILE = "INFINISWAP_CONFIG"
 _PASSED: Final = ("JOURNAL_STREAM", CODE_OWNER)
 """Whether standard error is the journal, and whose checkout root may run; neither names a file."""
+
+_AFTER_A_LINE: Final = 'read -r line && unset line PWD OLDPWD SHLVL && exec "$@" </dev/null'
 
 _PACKAGES = {
     "blockdev": "util-linux",
@@ -151,6 +153,7 @@ def start(
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
     keep: Sequence[str] | None = None,
+    before: Callable[[int], None] | None = None,
     what: str = "",
     mend: str = "",
 ) -> Process:
@@ -163,6 +166,7 @@ def start(
         pass_fds: further descriptors it gets, under the same numbers.
         env: from `environment`; None: that without changes.
         keep: capabilities that the program may have, see `bounded.give_up`; None: as we have.
+        before: called with its pid before it is executed; its standard input is /dev/null then.
         what: could not be done when it cannot be started.
         mend: remedy to name when it cannot be started.
 
@@ -171,11 +175,13 @@ def start(
         NotPermittedError, SystemCallError: the kernel's refusal.
     """
     located = _located(argv)
+    if before is not None:
+        located = ["/bin/sh", "-c", _AFTER_A_LINE, "sh", *located]
 
     def popen() -> Process:
         return subprocess.Popen(
             located,
-            stdin=stdin,
+            stdin=stdin if before is None else PIPE,
             stdout=stdout,
             stderr=stderr,
             pass_fds=pass_fds,
@@ -186,9 +192,28 @@ def start(
 
     try:
         with for_a_program():
-            return popen() if keep is None else bounded.within(keep, popen)
+            process = popen() if keep is None else bounded.within(keep, popen)
     except OSError as error:
         raise from_oserror(what or f"cannot run `{argv[0]}`", error, mend=mend) from error
+    if before is not None:
+        _let_go(process, before)
+    return process
+
+
+def _let_go(process: Process, before: Callable[[int], None]) -> None:
+    """Has a child that waits for a line execute its program, after `before`."""
+    assert process.stdin is not None
+    try:
+        before(process.pid)
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # somebody killed it
+            pipe.write(b"\n")
+    except BaseException:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        raise
+    finally:
+        process.stdin = None
 
 
 @dataclass(frozen=True, slots=True)

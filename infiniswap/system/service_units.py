@@ -80,7 +80,7 @@ def capabilities_here() -> tuple[str, ...]:
 
 def capabilities_by_hand() -> tuple[str, ...]:
     """What the processes of a device may have that systemd does not run. Limits stand for the rest
-    (bounded.raise_limits), and only CAP_SYS_RESOURCE may raise those."""
+    (surroundings.limits), and only CAP_SYS_RESOURCE may raise those."""
     keep = capabilities_here()
     if rights.has("CAP_SYS_RESOURCE"):
         return keep

@@ -3,14 +3,31 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from infiniswap import rights
+from infiniswap.errors import DeadlineError
 from infiniswap.system.programs import find, run_command
 
 _RUNNING = Path("run/systemd/system")
 _BUS = Path("run/dbus/system_bus_socket")
+
+WAIT_S_MAX: Final = 20.0
+"""For one thing that systemd was asked to do."""
+
+_POLL_S = 0.02
+_START_UNIT: Final = (
+    "busctl",
+    "call",
+    "org.freedesktop.systemd1",
+    "/org/freedesktop/systemd1",
+    "org.freedesktop.systemd1.Manager",
+    "StartTransientUnit",
+    "ssa(sv)a(sa(sv))",
+)
 
 ACTIVE_STATES: Final = frozenset(
     {"active", "activating", "deactivating", "reloading", "maintenance"}
@@ -35,6 +52,37 @@ def reload() -> None:
         SystemCallError, UnavailableError, DeadlineError: see run_command.
     """
     run_command(["systemctl", "daemon-reload"], mend=rights.hint("CAP_SYS_ADMIN"))
+
+
+def start_unit(name: str, *properties: str) -> None:
+    """StartTransientUnit; each property as `NAME TYPE VALUES...`. It has not begun yet on return:
+    see wait_until.
+
+    Raises:
+        SystemCallError, UnavailableError, DeadlineError: see run_command.
+    """
+    words = [word for text in properties for word in text.split()]
+    run_command(
+        [*_START_UNIT, name, "fail", str(len(properties)), *words, "0"],
+        timeout_s=WAIT_S_MAX,
+        mend="systemd makes the cgroups of this host; see journalctl -b.",
+    )
+
+
+def wait_until(done: Callable[[], bool], what: str) -> None:
+    """Waits for something that systemd was asked to do.
+
+    Raises:
+        DeadlineError: it took too long.
+    """
+    end_s = time.monotonic() + WAIT_S_MAX
+    while not done():
+        if time.monotonic() >= end_s:
+            raise DeadlineError(
+                f"systemd has not done it within {WAIT_S_MAX:g} s: {what}",
+                mend="See journalctl -b, and systemctl list-jobs.",
+            )
+        time.sleep(_POLL_S)
 
 
 def units(*patterns: str) -> dict[str, str]:

@@ -125,7 +125,7 @@ def limits_after(before: str) -> list[int]:
     """Of real-time priority, and of locked memory."""
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_RTPRIO, {before});"
-        "from infiniswap.system import bounded; bounded.raise_limits();"
+        "from infiniswap.system.surroundings.limits import raise_limits; raise_limits();"
         "print(*resource.getrlimit(resource.RLIMIT_RTPRIO),"
         "*resource.getrlimit(resource.RLIMIT_MEMLOCK))"
     )

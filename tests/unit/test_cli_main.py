@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,3 +102,21 @@ def test_the_version() -> None:
     command = [sys.executable, "-m", "infiniswap", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"infiniswap {infiniswap.__version__}"
+
+
+@pytest.mark.parametrize("kib", [90_000, 60_000, 30_000])
+def test_a_shells_limit_on_memory_is_no_traceback(kib: int, tmp_path: Path) -> None:
+    """Whatever fails first: a library, a thread, or the interpreter's own memory."""
+    command = f"ulimit -v {kib}; exec {sys.executable} -I -m infiniswap daemon"
+    done = subprocess.run(
+        ["sh", "-c", command],
+        env={"INFINISWAP_DAEMON_RUN_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode in (5, 13)
+    assert done.stderr.startswith("infiniswap: ")
+    assert " -v" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -49,6 +49,7 @@ class Notes:
         self.commands: list[list[str]] = []
         monkeypatch.setattr(systemd, "has_bus", lambda: True)
         monkeypatch.setattr(job_cgroup, "run_command", self.run)
+        monkeypatch.setattr(systemd, "run_command", self.run)
 
     def run(self, argv: Sequence[str], **_more: object) -> str:
         self.commands.append(list(argv))
@@ -137,7 +138,7 @@ def test_a_process_that_ends_before_it_has_entered(tree: Tree, notes: Notes) -> 
 def test_a_systemd_that_does_nothing(
     tree: Tree, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_cgroup, "_SYSTEMD_S_MAX", 0.05)
+    monkeypatch.setattr(systemd, "WAIT_S_MAX", 0.05)
     notes.works = False
     with pytest.raises(DeadlineError, match="journalctl"):
         create_job_cgroup(NAME, MIB, proc=tree.proc)

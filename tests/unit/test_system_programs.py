@@ -143,3 +143,29 @@ def test_our_settings_are_passed_on_unless_they_are_not_meant(
         "PATH": programs.SEARCH_PATH,
         "LC_ALL": "C",
     }
+
+
+def test_a_program_is_executed_after_what_comes_before_it(tmp_path: Path) -> None:
+    """Its process is there already, and reads nothing of ours."""
+    seen = []
+
+    def before(pid: int) -> None:
+        seen.append((pid, Path(f"/proc/{pid}/comm").read_text().strip()))
+        assert not (tmp_path / "ran").exists()
+
+    ran = str(tmp_path / "ran")
+    script = f"import os, sys; open({ran!r}, 'w').write(sys.stdin.read() or str(os.getpid()))"
+    process = programs.start([PYTHON, "-c", script], before=before)
+    assert process.wait(30) == 0
+    assert seen == [(process.pid, "sh")]
+    assert (tmp_path / "ran").read_text() == str(process.pid)
+
+
+def test_a_program_is_not_executed_when_that_fails(tmp_path: Path) -> None:
+    def before(_pid: int) -> None:
+        raise SystemCallError("refused")
+
+    script = f"open({str(tmp_path / 'ran')!r}, 'w')"
+    with pytest.raises(SystemCallError, match="refused"):
+        programs.start([PYTHON, "-c", script], before=before)
+    assert not (tmp_path / "ran").exists()

@@ -29,6 +29,7 @@ from infiniswap.cli.device.tables import describe, print_json, print_table
 from infiniswap.device import frontends
 from infiniswap.device.api import Ready
 from infiniswap.device.control import client, launch
+from infiniswap.device.control.frozen import FrozenError
 from infiniswap.device.spec import contents, rundir
 from infiniswap.device.spec.spec import DeviceSpec, check_files
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError
@@ -165,10 +166,12 @@ def report_ready(spec: DeviceSpec, ready: Ready) -> None:
 def _list(args: argparse.Namespace) -> int:
     config = load_config(args)
     run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
-    running, silent = [], []
+    running, silent, frozen = [], [], []
     for name in rundir.running_names(run_dir):
         try:
             running.append(client.status(rundir.paths_of(name, run_dir, backup_dir)))
+        except FrozenError:
+            frozen.append(name)
         except ConflictError:
             silent.append(name)  # it is starting, stopping, or hangs
     stopped = rundir.stopped_names(run_dir, backup_dir)
@@ -179,6 +182,7 @@ def _list(args: argparse.Namespace) -> int:
             {
                 "running": running,
                 "silent": silent,
+                "frozen": frozen,
                 "stopped": stopped,
                 "died": died,
                 "lost": lost,
@@ -189,6 +193,7 @@ def _list(args: argparse.Namespace) -> int:
     states |= dict.fromkeys(lost, "contents lost")
     states |= dict.fromkeys(died, "died")
     states |= dict.fromkeys(silent, "no answer")
+    states |= dict.fromkeys(frozen, "frozen")
     print_table(running, states)
     for note in rundir.unseen(run_dir, backup_dir):
         print(f"infiniswap: note: {note}", file=sys.stderr)

@@ -129,6 +129,7 @@ def examine(config: configuration.Config, *, speed: bool = False) -> Iterator[Fi
         ("front-ends", host.front_ends),
         ("memory-cgroup", host.memory_cgroup),
         ("swap-safety", host.rights),
+        ("starter", host.starter),
         ("open-files", lambda: host.open_files(config)),
         ("idle", lambda: host.idle(config)),
         ("overcommit", host.overcommit),

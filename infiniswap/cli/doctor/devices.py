@@ -20,6 +20,7 @@ from infiniswap.errors import InfiniswapError
 from infiniswap.system import service_units
 from infiniswap.system.backup import check_backup
 from infiniswap.system.files import is_held
+from infiniswap.system.surroundings.in_force import NAME as STARTER
 from infiniswap.units import MIB, format_size_short
 
 _FREE_SHARE_MIN: Final = 0.05
@@ -102,9 +103,15 @@ def devices(config: Config) -> Iterator[Finding]:
             mend = f"tail {log}" if log.exists() else f"journalctl -u infiniswap-device@{name}"
             if os.geteuid() != 0:
                 mend = "sudo infiniswap doctor"
+            mend = str(row.get("mend") or mend)
             yield degraded("devices", f"{name}: {state}", mend)
         else:
             yield good("devices", f"{name}: {state}")
+        said = row.get("degraded")
+        for sentence in said if isinstance(said, list) else []:
+            if sentence.startswith(f"{STARTER}: "):
+                what, _, mend = sentence.removeprefix(f"{STARTER}: ").partition(". ")
+                yield degraded("devices", f"{name}: {what}", mend)
 
 
 def _mend(config: Config, name: str, alarms: str) -> str:

@@ -24,6 +24,7 @@ from infiniswap.system.files import PROC, SYS, read_text, try_read_text
 from infiniswap.system.keep_awake import HALTPOLL, CpuLatencyRequest, IdleHost, idle_host
 from infiniswap.system.memory import host_memory, machine_memory, memory_hierarchy, parse_meminfo
 from infiniswap.system.memory_killers import memory_killers
+from infiniswap.system.surroundings.in_force import would_stay
 from infiniswap.system.tpm import Tpm
 from infiniswap.units import MIB, format_size_short
 
@@ -187,6 +188,16 @@ def rights(*, proc: Path = PROC) -> Iterator[Finding]:
             "ulimit -Hl unlimited as root (for good: memlock in /etc/security/limits.conf, "
             "LimitMEMLOCK=infinity in a unit)",
         )
+
+
+def starter(*, proc: Path = PROC) -> Iterator[Finding]:
+    """What a daemon or device that is started from this shell would be left with."""
+    pid = os.getpid()
+    stays = would_stay(pid, leaves=os.geteuid() == 0, proc=proc)
+    for found in stays:
+        yield degraded(found.name, f"for what is started here: {found.reason}", found.mend)
+    if not stays:
+        yield good("starter", "nothing limits a daemon or device that is started from this shell")
 
 
 def open_files(config: Config) -> Iterator[Finding]:

@@ -141,7 +141,7 @@ def _start_device(
     prepare_backup_dir(spec, paths)
     try:
         ready = launch.start(spec, paths)
-    except DeadlineError:
+    except (DeadlineError, MemoryLimitError):
         with contextlib.suppress(ConflictError):
             leftovers.clear(paths, spec)
         raise

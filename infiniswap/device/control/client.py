@@ -34,6 +34,7 @@ from infiniswap.device.api import (
     StopRequest,
 )
 from infiniswap.device.control import member_client
+from infiniswap.device.control.frozen import check_runs
 from infiniswap.device.spec.rundir import DevicePaths, is_running, log_hint
 from infiniswap.errors import ConflictError, DeadlineError, InfiniswapError, NotPermittedError
 from infiniswap.json_text import NotJsonError, decode_json
@@ -86,6 +87,8 @@ def _ask(
     connection = _UnixConnection(paths.socket, wait_s)
     try:
         payload = None if body is None else msgspec.json.encode(body)
+        connection.connect()
+        check_runs(paths, connection.sock)
         connection.request(method, path, payload, {"Content-Type": "application/json"})
         if on_asked is not None:
             on_asked(connection.sock)

@@ -18,15 +18,28 @@ from infiniswap.device.control.client import DeviceError
 from infiniswap.device.spec import rundir
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec, encode_spec
-from infiniswap.errors import DeadlineError, InfiniswapError, UnavailableError
+from infiniswap.errors import (
+    DeadlineError,
+    InfiniswapError,
+    MemoryLimitError,
+    UnavailableError,
+)
 from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.system import programs, ublk
 from infiniswap.system.notify import Notifier
 from infiniswap.system.service_units import capabilities_by_hand
+from infiniswap.system.surroundings import leave
+from infiniswap.system.surroundings.kills import KillWatch
+from infiniswap.system.surroundings.limits import check_ulimits
+from infiniswap.units import MIB
 
 START_S_MAX = 120.0
 """Reserving the backup of a large device takes its time on a slow disk."""
 
+_BYTES_PER_STATE_BYTE = 128
+"""24.4 bytes of state for a page, and some."""
+_MEMORY_BYTES = 256 * MIB
+"""Of a process, beside staging buffers and state: twice what one has been seen to map."""
 _READY_BYTES_MAX = 64 * 1024
 _INSIST_S = 2.0
 _ORPHAN_PAUSE_S = 0.5
@@ -86,9 +99,54 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
         DeadlineError: it does not answer; it has been ended.
         InfiniswapError: nothing was started.
     """
+    _check_ulimits(spec)
     keep_certificate(spec)
     if spec.config.device.frontend in ("auto", "ublk"):
         ublk.load_driver()  # the device may not: it has no CAP_SYS_MODULE
+    process, ready_read, kills = _spawn(spec, foreground=foreground)
+    with os.fdopen(ready_read, "rb", buffering=0) as pipe:
+        try:
+            ready = _wait_ready(pipe.fileno())
+        except BaseException:
+            _end(process)  # Ctrl-C: it undoes what it has done ...
+            _clear_unused(paths)  # ... unless it had no time to begin
+            raise
+    # Before its end, which may be to undo what it has begun, and to delete the log with it.
+    hint = rundir.log_hint(paths, stays=False)
+    if ready is None or not ready.ok:
+        _end(process)
+    if ready is None and (cause := kills.cause()):
+        raise MemoryLimitError(
+            f"the kernel has killed the device process while it started, for {cause}",
+            where=f"device {spec.name}",
+            mend="Raise that limit, or start the device from outside.",
+        )
+    if ready is None:
+        if not spec.ephemeral and paths.log.exists():
+            hint = rundir.log_hint(paths, stays=True)
+        raise DeadlineError(
+            "the device process ended or did not answer while it started",
+            where=f"device {spec.name}",
+            mend=hint,
+        )
+    if not ready.ok:
+        raise DeviceError(ready.error, ready.exit_code)
+    _CHILDREN[paths.name] = process
+    return ready
+
+
+def _spawn(spec: DeviceSpec, *, foreground: bool) -> tuple[programs.Process, int, KillWatch]:
+    """A process of its own for the device, which none of the starter's limits and cgroups holds.
+
+    Returns:
+        The process, the pipe on which it says that it serves, and what tells why it was killed.
+    """
+    watches: list[KillWatch] = []
+
+    def settle(pid: int) -> None:
+        leave.settle(pid, f"infiniswap-device-{spec.name}-{pid}", managed=Notifier().managed)
+        watches.append(KillWatch(pid))
+
     ready_read, ready_write = os.pipe()
     # In memory: a full disk is no reason not to start.
     with os.fdopen(os.memfd_create("spec"), "wb+") as spec_file:
@@ -103,6 +161,7 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
                 pass_fds=(spec_file.fileno(), ready_write),
                 env=device_environment(),
                 keep=capabilities_by_hand(),
+                before=settle,
                 what="cannot start the device process",
             )
         except InfiniswapError:
@@ -110,29 +169,18 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
             raise
         finally:
             os.close(ready_write)
-    with os.fdopen(ready_read, "rb", buffering=0) as pipe:
-        try:
-            ready = _wait_ready(pipe.fileno())
-        except BaseException:
-            _end(process)  # Ctrl-C: it undoes what it has done ...
-            _clear_unused(paths)  # ... unless it had no time to begin
-            raise
-    # Before its end, which may be to undo what it has begun, and to delete the log with it.
-    hint = rundir.log_hint(paths, stays=False)
-    if ready is None or not ready.ok:
-        _end(process)
-    if ready is None:
-        if not spec.ephemeral and paths.log.exists():
-            hint = rundir.log_hint(paths, stays=True)
-        raise DeadlineError(
-            "the device process ended or did not answer while it started",
-            where=f"device {spec.name}",
-            mend=hint,
-        )
-    if not ready.ok:
-        raise DeviceError(ready.error, ready.exit_code)
-    _CHILDREN[paths.name] = process
-    return ready
+    return process, ready_read, watches[0]
+
+
+def _check_ulimits(spec: DeviceSpec) -> None:
+    """Raises UnavailableError where a limit would end the device, or refuse it memory or a file."""
+    staging_bytes = spec.config.device.staging_bytes
+    state_bytes = staging_bytes + spec.size_bytes // _BYTES_PER_STATE_BYTE
+    has_file = spec.backup is not None and not Path(spec.backup).is_block_device()
+    check_ulimits(
+        file_bytes=max(state_bytes, spec.size_bytes if has_file else 0) + MIB,
+        memory_bytes=_MEMORY_BYTES + staging_bytes + state_bytes,
+    )
 
 
 # Not state that anything depends on: it only keeps Popen objects from being collected, which

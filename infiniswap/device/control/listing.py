@@ -10,6 +10,7 @@ from pathlib import Path
 from infiniswap.config import TRANSPORT_NAMES
 from infiniswap.device.api import DonorRow
 from infiniswap.device.control import client
+from infiniswap.device.control.frozen import FrozenError
 from infiniswap.device.spec.rundir import DevicePaths, running_names, stopped_names
 from infiniswap.errors import InfiniswapError
 from infiniswap.units import PAGE_BYTES
@@ -25,7 +26,8 @@ def local_devices(run_dir: Path, backup_dir: Path) -> list[dict[str, object]]:
         try:
             status = client.status(DevicePaths(name, run_dir / name, backup_dir))
         except InfiniswapError as error:
-            rows.append({**row, "state": f"no answer: {error.what}"})
+            mend = error.mend if isinstance(error, FrozenError) else ""
+            rows.append({**row, "state": f"no answer: {error.what}", "mend": mend})
             continue
         stats = status.stats
         rows.append(

@@ -14,6 +14,7 @@ import msgspec
 
 from infiniswap.control.text import cleaned
 from infiniswap.device.api import ANSWER_BYTES_MAX, DeviceStatus
+from infiniswap.device.control.frozen import check_runs
 from infiniswap.device.member_api import (
     Ask,
     AskBegin,
@@ -50,13 +51,14 @@ def ask(paths: DevicePaths, question: Ask, *, wait_s: float = ASK_S) -> Reply:
     Raises:
         NotPermittedError: this process is not in the group.
         NotFoundError: no such device, or one that has nothing for members.
-        ConflictError: it does not answer.
+        ConflictError: it does not answer; FrozenError: it cannot.
         RefusedError: its refusal.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(wait_s)
         try:
             sock.connect(str(paths.member_socket))
+            check_runs(paths, sock)
             sock.sendall(msgspec.json.encode(question) + b"\n")
             data = _receive(sock)
             reply = cleaned(decode_json(data, Reply))

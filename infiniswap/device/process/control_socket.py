@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -178,6 +179,8 @@ async def _answer(service: DeviceService, request: web.Request) -> web.StreamRes
     operation, call = _CALLS[request.path]
     try:
         body: Any = None if operation.body is None else await _body(request, operation.body)
+        if call in (_stop, _restart):
+            _check_is_asked(request)
         response = _json(await call(service, body))
     except InfiniswapError as error:
         return _json(DeviceAnswer(error=str(error), exit_code=error.exit_code), 409)
@@ -186,6 +189,19 @@ async def _answer(service: DeviceService, request: web.Request) -> web.StreamRes
         await response.write_eof()  # the asker must get it before this process ends
         service.holder.yield_now()
     return response
+
+
+def _check_is_asked(request: web.Request) -> None:
+    """Raises ConflictError where the asker has gone, as it may have while this process was frozen:
+    nobody would know why the device has stopped."""
+    sock = None if request.transport is None else request.transport.get_extra_info("socket")
+    if sock is None:
+        raise ConflictError("who asked has gone")
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLRDHUP)
+    if poll.poll(0):
+        log.warning("%s: who asked has gone, so nothing is done", request.path)
+        raise ConflictError("who asked has gone")
 
 
 async def _openapi(_request: web.Request) -> web.Response:

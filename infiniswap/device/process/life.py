@@ -23,9 +23,9 @@ from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.device.succession.holder import Holder, TakeOver
 from infiniswap.device.succession.patience import patiently
 from infiniswap.errors import InfiniswapError
-from infiniswap.system.bounded import raise_limits
 from infiniswap.system.process import leave_no_core
 from infiniswap.system.signals import stop_signals
+from infiniswap.system.surroundings.limits import raise_limits
 
 log = logging.getLogger(__name__)
 

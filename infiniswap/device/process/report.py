@@ -12,6 +12,7 @@ from infiniswap.device.donors.counts import LinkCounts
 from infiniswap.device.process.parts import Parts
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.engine.protocol import Engine, EngineFigures, histogram_quantiles
+from infiniswap.system.surroundings.in_force import in_force
 
 _TOTALS = [name for name in DonorRow.__struct_fields__ if name.endswith("_pages")] + ["errors"]
 
@@ -86,6 +87,7 @@ def snapshot(
         page_in_us_p99=p99_ns / 1000,
         degraded=[
             *parts.degraded,
+            *map(str, in_force(os.getpid())),
             *parts.key.degraded(spec),
             *parts.shown.degraded(),
             *([str(problem)] if problem else []),

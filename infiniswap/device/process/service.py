@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.device.succession.hand_over import Left
 from infiniswap.device.succession.holder import Holder, TakeOver
 from infiniswap.errors import BackupError, ConflictError, InfiniswapError
+from infiniswap.system.surroundings.limits import check_room
 
 log = logging.getLogger(__name__)
 
@@ -155,8 +157,10 @@ class DeviceService:
 
         Raises:
             ConflictError: the device does not serve, or there can be none; nothing has changed.
+            MemoryLimitError, UnavailableError: a limit leaves no room for it.
         """
         self._require_serving()
+        check_room(os.getpid(), 1)  # beside the standby, which goes when the new one is ready
         await self.holder.renew(current_interpreter())
 
     async def reload(self) -> Outcome:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 
 from infiniswap import events
 from infiniswap.device import frontends
@@ -21,6 +22,8 @@ from infiniswap.device.process.runs import Runs
 from infiniswap.device.spec import contents, rundir
 from infiniswap.device.succession.holder import LOG
 from infiniswap.errors import InfiniswapError
+from infiniswap.system.surroundings.in_force import in_force
+from infiniswap.system.surroundings.limits import check_room
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +94,7 @@ class Start:
             parts.succession.keep_device(spec, attachment, parts.shown.kept())
             self._tell_of_seals()
             self._make_safe(choice.frontend)
+            check_room(os.getpid(), 1 if parts.holder.present else 0)
             if spec.swap:
                 await parts.blocking(attachment.attach_swap)
         except BaseException:
@@ -134,6 +138,7 @@ class Start:
         if warning and parts.spec.swap and not parts.spec.ephemeral:
             parts.warnings.append(warning)
         parts.warnings += parts.degraded
+        parts.warnings += map(str, in_force(os.getpid()))
         if parts.keep_awake is not None and parts.keep_awake.problem is not None:
             parts.warnings.append(str(parts.keep_awake.problem))
 

@@ -23,6 +23,7 @@ from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import DeviceSpec, decode_spec, encode_spec, with_own_values
 from infiniswap.device.succession.holder import (
     KEY,
+    KILLED,
     LOCK,
     SPEC,
     STATE,
@@ -39,7 +40,9 @@ from infiniswap.errors import (
 )
 from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.system.mounts import mount_of
-from infiniswap.system.process import swap_safety_report
+from infiniswap.system.process import Degraded, swap_safety_report
+from infiniswap.system.surroundings.in_force import NAME as STARTER
+from infiniswap.system.surroundings.kills import KillWatch
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +85,8 @@ class Succession:
         self.holder = holder
         self._turn: TakeOver | None = None
         self._pause_ms = 0.0
+        self._kills = KillWatch(os.getpid())
+        self._cause = ""
         self._unavailable = ""
         self.note: bytes | None = None
         """The front end's note for a successor; None: no process could succeed."""
@@ -186,6 +191,9 @@ class Succession:
         """Ends the take-over: this process serves."""
         assert self._turn is not None
         self._pause_ms = (time.monotonic_ns() - self._turn.died_ns) / 1e6
+        if self._turn.reason == KILLED and (cause := self._kills.cause()):
+            self._cause = f"the predecessor was killed by the kernel for {cause}"
+            log.error("%s", self._cause, extra=events.about(events.TAKE_OVER))
         log.warning(
             "take-over %d: done, after %.0f ms",
             self._turn.count,
@@ -218,6 +226,9 @@ class Succession:
         if self._unavailable:
             return [self._unavailable]
         found = [self.holder.degraded] if self.holder.degraded else []
+        if self._cause:
+            mend = "Raise that limit: without room the kernel kills each successor, too."
+            found.append(str(Degraded(STARTER, self._cause, mend)))
         if self.holder.present and self.holder.pid is not None:
             try:
                 report = swap_safety_report(self.holder.pid)

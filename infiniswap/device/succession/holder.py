@@ -33,6 +33,8 @@ KEY = "key"
 LOCK = "lock"
 LOG = "log"
 UNSAID = "unsaid"
+KILLED = "killed"
+"""Reason of a take-over: by SIGKILL."""
 
 RENEW_S_MAX = 240.0
 """The holder gives a new process 180 s."""
