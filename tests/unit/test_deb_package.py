@@ -100,6 +100,14 @@ def test_the_locked_versions_are_those_that_the_package_asks_for(project_root: P
             assert len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", entry)) in (1, len(RELEASES))
 
 
+def test_certificates_are_not_left_to_an_openssl_with_known_faults(project_root: Path) -> None:
+    """Wheels of cryptography before 44.0.1 carry one (CVE-2024-12797)."""
+    project = tomllib.loads((project_root / "pyproject.toml").read_text())["project"]
+    (asked,) = (r for r in map(Requirement, project["dependencies"]) if r.name == "cryptography")
+    assert not asked.specifier.contains("44.0.0")
+    assert asked.specifier.contains("44.0.1")
+
+
 # ------------------------------------------------------------------------- the version
 
 
