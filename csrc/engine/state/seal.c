@@ -143,12 +143,13 @@ int isw_engine_seal_tend(isw_engine *e)
 
 void iswi_seal_of(const struct isw_engine *e, uint64_t page, struct iswi_seal *seal_out)
 {
-	const struct iswi_kept_seal *kept = &e->seals[page];
+	const struct iswi_kept_seal *kept;
 
 	if (!iswi_sealed(e)) {
 		seal_out->number = iswi_kept32(&e->crc[page]);
 		return;
 	}
+	kept = &e->seals[page];
 	seal_out->number = iswi_kept64(&kept->number);
 	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(seal_out->tag); i++)
 		seal_out->tag[i] = iswi_kept64(&kept->tag[i]);
@@ -156,12 +157,13 @@ void iswi_seal_of(const struct isw_engine *e, uint64_t page, struct iswi_seal *s
 
 void iswi_seal_keep(struct isw_engine *e, uint64_t page, const struct iswi_seal *seal)
 {
-	struct iswi_kept_seal *kept = &e->seals[page];
+	struct iswi_kept_seal *kept;
 
 	if (!iswi_sealed(e)) {
 		iswi_keep32(&e->crc[page], (uint32_t)seal->number);
 		return;
 	}
+	kept = &e->seals[page];
 	iswi_keep64(&kept->number, seal->number);
 	for (uint32_t i = 0; i < ISWI_ARRAY_LEN(seal->tag); i++)
 		iswi_keep64(&kept->tag[i], seal->tag[i]);
