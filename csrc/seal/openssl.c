@@ -8,17 +8,20 @@
  * remembers which key it has, and gets another one only where it must. OpenSSL allocates where a
  * context gets its algorithm (make), but not where it gets a key or a nonce.
  *
- * OpenSSL keeps the expanded keys of its contexts in the heap, where a core dump has them: only
- * the keys themselves lie in the sealer's memory.
+ * OpenSSL keeps the expanded keys of its contexts in the heap, at addresses that it does not tell.
+ * So the heap as it is when they have been made is left out of core dumps, all of it.
  */
 #include "seal/seal.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <openssl/evp.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "util/util.h"
@@ -236,6 +239,36 @@ static int make_context(struct openssl_sealer *s, struct keyed_context *context,
 	return s->lib.init(context->evp, s->cipher, NULL, NULL, NULL, sealing) == 1 ? 0 : -ENOTSUP;
 }
 
+static bool has_context(const struct openssl_sealer *s, uintptr_t begin, uintptr_t end)
+{
+	for (uint32_t i = 0; i < PAIRS; i++) {
+		const uintptr_t at[] = {(uintptr_t)s->seal[i].evp, (uintptr_t)s->open[i].evp};
+
+		if ((at[0] >= begin && at[0] < end) || (at[1] >= begin && at[1] < end))
+			return true;
+	}
+	return false;
+}
+
+/* A context and what will hold its key were allocated one after the other, in one mapping. */
+static int leave_out_of_dumps(const struct openssl_sealer *s)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	uintptr_t begin, end;
+	char line[512];
+	int code = 0;
+
+	if (maps == NULL)
+		return -errno;
+	while (code == 0 && fgets(line, sizeof(line), maps) != NULL)
+		if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " ", &begin, &end) == 2 &&
+		    has_context(s, begin, end) &&
+		    madvise((void *)begin, end - begin, MADV_DONTDUMP) != 0)
+			code = -errno;
+	fclose(maps);
+	return code;
+}
+
 static int openssl_make(uint32_t keys, struct iswi_sealer **sealer_out)
 {
 	const size_t bytes = sizeof(struct openssl_sealer) + keys * sizeof(struct raw_key);
@@ -261,6 +294,8 @@ static int openssl_make(uint32_t keys, struct iswi_sealer **sealer_out)
 		if (code == 0)
 			code = make_context(s, &s->open[i], 0);
 	}
+	if (code == 0)
+		code = leave_out_of_dumps(s);
 	if (code != 0) {
 		openssl_destroy((struct iswi_sealer *)s);
 		return code;
