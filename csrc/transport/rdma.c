@@ -239,12 +239,14 @@ int iswi_rdma_connect(struct iswi_queue *queue, const struct isw_rdma_end *peer,
 
 /* Takes the queue `number` out of the offer. */
 static int rdma_connect(const isw_engine *engine, const struct isw_remote_config *config,
-			uint32_t number, const struct iswi_queue_events *events,
-			struct iswi_queue **queue_out, struct isw_error *error)
+			uint32_t number, uint32_t transfer_bytes_max,
+			const struct iswi_queue_events *events, struct iswi_queue **queue_out,
+			struct isw_error *error)
 {
 	isw_rdma_offer *offer = config->rdma;
 	int code;
 
+	(void)transfer_bytes_max; /* any length goes through the bounce buffer of the offer */
 	if (offer->engine != engine || offer->count != config->queues)
 		return iswi_error(error, -EINVAL, "an RDMA offer of %u connections, not %u",
 				  offer->count, config->queues);

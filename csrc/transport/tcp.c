@@ -331,14 +331,16 @@ err_free:
 }
 
 static int tcp_connect(const isw_engine *engine, const struct isw_remote_config *config,
-		       uint32_t number, const struct iswi_queue_events *events,
-		       struct iswi_queue **queue_out, struct isw_error *error)
+		       uint32_t number, uint32_t transfer_bytes_max,
+		       const struct iswi_queue_events *events, struct iswi_queue **queue_out,
+		       struct isw_error *error)
 {
 	const struct iswi_tcp_config tcp = {
 		.host = config->host,
 		.port = config->port,
 		.export_name = config->tickets[number],
 		.export_bytes_min = config->export_bytes,
+		.transfer_bytes_max = transfer_bytes_max,
 		.depth = REMOTE_DEPTH,
 		.connect_ms_max = config->connect_ms_max,
 		.request_ms_max = config->request_ms_max,

@@ -11,10 +11,11 @@ struct iswi_tcp_config {
 	const char *host;
 	uint16_t port;
 	const char *export_name;
-	uint64_t export_bytes_min; /* a smaller export is refused */
-	uint32_t depth;            /* requests on the wire at once; further ones wait in order */
-	uint32_t connect_ms_max;   /* whole of connect and handshake */
-	uint32_t request_ms_max;   /* per request, from submit */
+	uint64_t export_bytes_min;   /* a smaller export is refused ... */
+	uint32_t transfer_bytes_max; /* ... and one that takes no request of this length */
+	uint32_t depth;              /* requests on the wire at once; further ones wait in order */
+	uint32_t connect_ms_max;     /* whole of connect and handshake */
+	uint32_t request_ms_max;     /* per request, from submit */
 	const char *thread_name;
 	const struct iswi_clock *clock; /* for request_ms_max; borrowed; NULL: monotonic */
 };
@@ -36,7 +37,7 @@ struct iswi_tcp_config {
  *   -EACCES        the server wants TLS, or forbids it by policy
  *   -ERANGE        the export is smaller than export_bytes_min
  *   -EROFS         the export is read-only
- *   -EOPNOTSUPP    the server cannot do what is needed (GO, 4 KiB blocks)
+ *   -EOPNOTSUPP    the server cannot do what is needed (GO, 4 KiB blocks, our largest transfers)
  *   -EINVAL        a mistake in config
  */
 int iswi_tcp_connect(const struct iswi_tcp_config *config, const struct iswi_queue_events *events,

@@ -372,13 +372,19 @@ static int check_export(const struct shake *shake)
 	if ((shake->export_flags & NBD_FLAG_READ_ONLY) != 0)
 		return iswi_error(shake->error, -EROFS, "the export of %s port %u is read-only",
 				  config->host, config->port);
-	if (shake->block_bytes_min > ISW_PAGE_BYTES ||
-	    shake->export.request_bytes_max < ISW_PAGE_BYTES)
-		return iswi_error(shake->error, -EOPNOTSUPP,
-				  "%s port %u cannot transfer single pages of %u bytes (its blocks "
-				  "have %u to %u)",
-				  config->host, config->port, ISW_PAGE_BYTES,
-				  shake->block_bytes_min, shake->export.request_bytes_max);
+	if (shake->block_bytes_min > ISW_PAGE_BYTES)
+		return iswi_error(
+			shake->error, -EOPNOTSUPP,
+			"%s port %u cannot transfer single pages of %u bytes: its smallest "
+			"block has %u",
+			config->host, config->port, ISW_PAGE_BYTES, shake->block_bytes_min);
+	if (shake->export.request_bytes_max < config->transfer_bytes_max)
+		return iswi_error(
+			shake->error, -EOPNOTSUPP,
+			"%s port %u takes requests of %u bytes at most, a donor must take "
+			"%u: raise that NBD server's maximum block size",
+			config->host, config->port, shake->export.request_bytes_max,
+			config->transfer_bytes_max);
 	return 0;
 }
 

@@ -60,11 +60,13 @@ struct iswi_transport_ops {
 	 * Makes the queue `number` of the config->queues to one donor, ready for use. Optional:
 	 * NULL where queues are made in another way (a simulation). A control thread,
 	 * blocks for connect_ms_max at most. config is borrowed until it returns, *events is
-	 * copied; `engine` is whose queue it will be, and is only compared.
+	 * copied; `engine` is whose queue it will be, and is only compared. No transfer will be
+	 * longer than transfer_bytes_max.
 	 */
 	int (*connect)(const isw_engine *engine, const struct isw_remote_config *config,
-		       uint32_t number, const struct iswi_queue_events *events,
-		       struct iswi_queue **queue_out, struct isw_error *error);
+		       uint32_t number, uint32_t transfer_bytes_max,
+		       const struct iswi_queue_events *events, struct iswi_queue **queue_out,
+		       struct isw_error *error);
 	/*
 	 * Says where a slot's slab lies at the donor, for all queues to the same lease. Optional:
 	 * NULL where the slot's number is enough. A control thread, does not wait; not while

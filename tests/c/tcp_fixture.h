@@ -186,6 +186,7 @@ static UNUSED struct iswi_tcp_config client_config(uint16_t port)
 		.port = port,
 		.export_name = TICKET,
 		.export_bytes_min = EXPORT_BYTES,
+		.transfer_bytes_max = 1u << 20,
 		.depth = 16,
 		.connect_ms_max = WAIT_S * 1000,
 		.request_ms_max = WAIT_S * 1000,

@@ -31,10 +31,10 @@ struct answer {
 	uint32_t count; /* of bytes */
 	uint32_t type;  /* of an option's reply, without `count` of `payload` */
 	const char *payload;
-	uint64_t size; /* an export's */
-	uint32_t flags, block_min;
-	bool shut; /* then says no more; else waits */
-	bool go;   /* bytes come after a greeting and a request for GO */
+	uint64_t size;                        /* an export's */
+	uint32_t flags, block_min, block_max; /* 0: as large as a transfer may be */
+	bool shut;                            /* then says no more; else waits */
+	bool go;                              /* bytes come after a greeting and a request for GO */
 };
 
 #define NO_NAME        "no " TICKET " here", .count = sizeof(TICKET) + 8
@@ -51,7 +51,7 @@ static void answer(int fd, void *arg)
 	else if (a->type != 0)
 		server_option_reply(fd, a->type, a->payload, a->count);
 	else if (server_info_export(fd, a->size, (uint16_t)a->flags) &&
-		 server_info_blocks(fd, a->block_min, 1u << 20))
+		 server_info_blocks(fd, a->block_min, a->block_max ? a->block_max : 1u << 20))
 		server_option_reply(fd, NBD_REP_ACK, NULL, 0);
 	if (a->shut)
 		shutdown(fd, SHUT_WR);
@@ -91,6 +91,10 @@ TEST(check_answers)
 		 .flags = NBD_FLAG_HAS_FLAGS | NBD_FLAG_READ_ONLY},
 		{-EOPNOTSUPP, "pages", .size = EXPORT_BYTES, .block_min = 65536,
 		 .flags = NBD_FLAG_HAS_FLAGS},
+		{-EOPNOTSUPP, "requests of 4097 bytes at most", GRANTED(EXPORT_BYTES),
+		 .block_max = 4097},
+		{-EOPNOTSUPP, "must take 1048576", GRANTED(EXPORT_BYTES),
+		 .block_max = (1u << 20) - 1},
 		{-EPROTO, "without a size", .type = NBD_REP_ACK},
 		{-EPROTO, "too long", .bytes = too_long, .count = sizeof(too_long), .go = true},
 		{-EPROTO, "wrong length", .type = NBD_REP_INFO, .payload = "\0\0\0", .count = 3},

@@ -16,9 +16,10 @@
 
 #include "transport/tcp_internal.h"
 
-#define FD        1000000 /* never opened */
-#define TICKET    "0123456789abcdef0123456789abcdef"
-#define BYTES_MIN (4 * ISW_PAGE_BYTES)
+#define FD             1000000 /* never opened */
+#define TICKET         "0123456789abcdef0123456789abcdef"
+#define BYTES_MIN      (4 * ISW_PAGE_BYTES)
+#define TRANSFER_BYTES (2 * ISW_PAGE_BYTES)
 
 static struct {
 	const uint8_t *at;
@@ -86,6 +87,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		.export_name = TICKET,
 		.connect_ms_max = 60000,
 		.export_bytes_min = BYTES_MIN,
+		.transfer_bytes_max = TRANSFER_BYTES,
 	};
 	struct iswi_tcp_export export = {0};
 	struct isw_error error = {0};
@@ -100,7 +102,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	err = iswi_tcp_handshake(FD, &config, iswi_now_ns() + 60000000000u, &export, &error);
 	if (err > 0)
 		abort();
-	if (err == 0 && (export.bytes < BYTES_MIN || export.request_bytes_max < ISW_PAGE_BYTES))
+	if (err == 0 && (export.bytes < BYTES_MIN || export.request_bytes_max < TRANSFER_BYTES))
 		abort();
 	/* A sentence for the user, in which the secret name must not appear. */
 	if (err < 0 && (error.code != err || strnlen(error.text, sizeof(error.text)) < 10 ||

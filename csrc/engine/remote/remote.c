@@ -159,13 +159,15 @@ static int connect_queues(struct isw_engine *e, uint32_t remote,
 	struct iswi_remote *r = &e->remotes[remote];
 	const struct iswi_transport_ops *transport = iswi_transport_for(config);
 	struct iswi_queue *queues[ISWI_REMOTE_QUEUES_MAX];
-	uint32_t count = 0;
+	uint32_t count = 0, bytes_max = (uint32_t)ISWI_MIN(e->config.slab_bytes,
+							   ISWI_STRIPE_PAGES * ISW_PAGE_BYTES);
 	int code = 0;
 
 	if (transport->witness)
-		code = transport->witness->connect(e, config, 0, &r->events, &r->witness, error);
+		code = transport->witness->connect(e, config, 0, 0, &r->events, &r->witness, error);
 	while (!code && count < config->queues) {
-		code = transport->connect(e, config, count, &r->events, &queues[count], error);
+		code = transport->connect(e, config, count, bytes_max, &r->events, &queues[count],
+					  error);
 		if (!code)
 			count++;
 	}
