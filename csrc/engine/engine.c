@@ -63,7 +63,7 @@ int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine *
 	e->slabs_count = (uint32_t)((e->pages + e->slab_pages - 1) / e->slab_pages);
 	e->has_backup = !(config->flags & ISW_ENGINE_NO_BACKUP);
 	/* Without hedging a disk that hangs would hold up what a donor has. */
-	if (!e->has_backup || !config->hedge_us_min)
+	if (!iswi_hedges(e))
 		e->config.flags &= ~(uint32_t)ISW_ENGINE_QUICKER;
 	e->standby = config->flags & ISW_ENGINE_STANDBY;
 	e->state_lock_fd = -1;

@@ -40,7 +40,7 @@ static void apply(struct iswi_sim_donor *donor, struct iswi_sim_transfer *t)
 		t->error = -EIO;
 	else if (x->kind == ISWI_XFER_WRITE)
 		memcpy(bytes, x->buf, x->length);
-	else
+	else if (x->buf)
 		memcpy(x->buf, bytes, x->length);
 }
 
@@ -363,7 +363,7 @@ static int step_transfer(struct iswi_sim_donor *donor, uint32_t step, uint32_t n
 	memmove(&donor->pending[n], &donor->pending[n + 1],
 		(donor->pending_count - n - 1) * sizeof(t));
 	donor->pending_count--;
-	if (step == ISW_STEP_REMOTE_CORRUPT)
+	if (step == ISW_STEP_REMOTE_CORRUPT && x->buf)
 		((unsigned char *)x->buf)[x->length / 2] ^= 0x40;
 	x->done(x, step == ISW_STEP_REMOTE_FAIL ? -EIO : t.error);
 	return 1;
@@ -412,6 +412,7 @@ static void write_disk(struct iswi_sim *sim, const struct iswi_job *job, uint32_
 static int step_backup_end(struct iswi_sim *sim, uint32_t n, int error)
 {
 	struct iswi_job job;
+	void *own = NULL;
 
 	if (!sim->jobs_count)
 		return 0;
@@ -422,11 +423,14 @@ static int step_backup_end(struct iswi_sim *sim, uint32_t n, int error)
 		write_disk(sim, &job, error ? (job.pages + 1) / 2 : job.pages);
 		if (error) /* ... and the last of them is torn */
 			memset(sim->disk + job.page * ISW_PAGE_BYTES, 0xee, ISW_PAGE_BYTES / 2);
-	} else if (job.kind == ISWI_JOB_READ && !error) {
+	}
+	if (job.kind == ISWI_JOB_READ && !job.op->xfer.buf)
+		job.op->xfer.buf = own = malloc(job.op->pages * ISW_PAGE_BYTES);
+	if (job.kind == ISWI_JOB_READ && !error)
 		memcpy(job.op->xfer.buf, sim->disk + job.op->page * ISW_PAGE_BYTES,
 		       job.op->pages * ISW_PAGE_BYTES);
-	}
 	iswi_backup_done(sim->engine, &job, error);
+	free(own);
 	return 1;
 }
 

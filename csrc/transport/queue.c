@@ -119,7 +119,5 @@ uint32_t iswi_tq_slow_pending(struct iswi_tq *tq, struct iswi_xfer **slow, uint3
 	     xfer = xfer->next)
 		if (iswi_xfer_became_slow(xfer, tq->now_ns))
 			slow[count++] = xfer;
-		else if (iswi_xfer_minds(xfer))
-			break; /* those behind it are younger */
 	return count;
 }

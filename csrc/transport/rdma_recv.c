@@ -26,7 +26,7 @@ static void complete(struct iswi_rdma *rdma, uint64_t number)
 		struct rdma_slot *slot = iswi_rdma_slot(rdma, i);
 
 		if (slot->bounce != NULL) {
-			if (slot->xfer->kind == ISWI_XFER_READ)
+			if (slot->xfer->kind == ISWI_XFER_READ && slot->xfer->buf != NULL)
 				memcpy(slot->xfer->buf, slot->bounce, slot->xfer->length);
 			bounce_end = slot->bounce_end;
 			bounced = true;

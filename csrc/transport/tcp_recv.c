@@ -4,7 +4,7 @@
  *
  * Headers pass through a small buffer; of a READ's payload only the part that came along with its
  * header is copied, the rest is received straight into the transfer's buffer, together with the
- * headers that follow it.
+ * headers that follow it. A payload without a buffer passes through the small one, and is dropped.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -17,7 +17,7 @@ uint32_t iswi_tcp_rx_space(struct iswi_tcp *tcp, struct iovec *iov_out)
 	struct tcp_receiver *rx = &tcp->rx;
 	uint32_t count = 0;
 
-	if (rx->xfer != NULL) {
+	if (rx->xfer != NULL && rx->xfer->buf != NULL) {
 		iov_out[count].iov_base = (char *)rx->xfer->buf + rx->filled;
 		iov_out[count].iov_len = rx->xfer->length - rx->filled;
 		count++;
@@ -42,12 +42,24 @@ static void payload_complete(struct iswi_tcp *tcp)
 	xfer->done(xfer, 0);
 }
 
-/* n bytes of payload are in the transfer's buffer. */
+/* n bytes of payload have arrived. */
 static void payload_advance(struct iswi_tcp *tcp, size_t n)
 {
 	tcp->rx.filled += (uint32_t)n;
 	if (tcp->rx.filled == tcp->rx.xfer->length)
 		payload_complete(tcp);
+}
+
+/* Of the bytes received, those that are payload. */
+static void payload_take(struct iswi_tcp *tcp)
+{
+	struct tcp_receiver *rx = &tcp->rx;
+	size_t n = ISWI_MIN(rx->end - rx->start, rx->xfer->length - rx->filled);
+
+	if (rx->xfer->buf != NULL)
+		memcpy((char *)rx->xfer->buf + rx->filled, rx->bytes + rx->start, n);
+	rx->start += (uint32_t)n;
+	payload_advance(tcp, n);
 }
 
 static int reply_error(uint32_t error)
@@ -107,13 +119,8 @@ static int reply_take(struct iswi_tcp *tcp)
 	rx->start += NBD_SIMPLE_REPLY_BYTES;
 	if (done != NULL)
 		done->done(done, reply_error(reply.error));
-	if (rx->xfer != NULL) {
-		size_t n = ISWI_MIN(rx->end - rx->start, rx->xfer->length);
-
-		memcpy(rx->xfer->buf, rx->bytes + rx->start, n);
-		rx->start += (uint32_t)n;
-		payload_advance(tcp, n);
-	}
+	if (rx->xfer != NULL)
+		payload_take(tcp);
 	return 0;
 }
 
@@ -121,13 +128,15 @@ int iswi_tcp_rx_advance(struct iswi_tcp *tcp, size_t n)
 {
 	struct tcp_receiver *rx = &tcp->rx;
 
-	if (rx->xfer != NULL) {
+	if (rx->xfer != NULL && rx->xfer->buf != NULL) {
 		size_t direct = ISWI_MIN(n, (size_t)(rx->xfer->length - rx->filled));
 
 		n -= direct;
 		payload_advance(tcp, direct);
 	}
 	rx->end += (uint32_t)n;
+	if (rx->xfer != NULL)
+		payload_take(tcp);
 	while (rx->xfer == NULL && rx->end - rx->start >= NBD_SIMPLE_REPLY_BYTES) {
 		int err = reply_take(tcp);
 

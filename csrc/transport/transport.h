@@ -18,6 +18,9 @@
 
 struct iswi_clock; /* util/util.h */
 
+/* No transfer is longer. */
+#define ISWI_XFER_PAGES_MAX 256u
+
 enum iswi_xfer_kind { ISWI_XFER_READ, ISWI_XFER_WRITE };
 
 /*
@@ -27,19 +30,20 @@ enum iswi_xfer_kind { ISWI_XFER_READ, ISWI_XFER_WRITE };
 struct iswi_xfer {
 	struct iswi_xfer *next; /* the transport's own while it has the transfer */
 	enum iswi_xfer_kind kind;
-	uint32_t length; /* bytes, a multiple of ISW_PAGE_BYTES */
-	uint64_t offset; /* in the export */
-	void *buf;
+	uint32_t length;       /* bytes, a multiple of ISW_PAGE_BYTES */
+	uint64_t offset;       /* in the export */
+	void *buf;             /* NULL, of a READ that was slow: what arrives is dropped */
 	uint64_t submitted_ns; /* these two are set by the transport at submit */
 	uint64_t deadline_ns;
 	/* Exactly once, on any thread, maybe inside submit; error: 0 or -errno. */
 	void (*done)(struct iswi_xfer *xfer, int error);
 	/*
-	 * Of a READ with slow_us not 0: called at most once, when it has taken about that long, by
-	 * a transport that can keep this promise: nobody touches buf, and done does not run, until
+	 * Of a READ with slow_us not 0: called once, when it has taken about that long, by a
+	 * transport that can keep this promise: nobody touches buf, and done does not run, until
 	 * slow returns. So slow may put another buffer in the place of buf, to which it has first
-	 * copied the `received` bytes that are in buf already; the transport then never touches
-	 * the old one again. It may submit. A transport may also never call it.
+	 * copied the `received` bytes that are in buf already, or NULL; the transport then never
+	 * touches the old one again. It may submit, and set slow_us to be called again when the
+	 * READ has taken that long. A transport may also never call it.
 	 */
 	void (*slow)(struct iswi_xfer *xfer, uint32_t received);
 	uint32_t slow_us;

@@ -34,6 +34,7 @@ static isw_engine *make_standby(const struct world *w, int state_fd)
 	config.flags |= ISW_ENGINE_STANDBY;
 	if (isw_sim_create(&config, &standby, &error))
 		fail(w, error.text, 0, 0);
+	standby->pairs_free = pairs_of(w, standby);
 	return standby;
 }
 

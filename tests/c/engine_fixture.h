@@ -476,8 +476,9 @@ UNUSED_OK static void world_end(struct world *w)
 						      ISW_PAGE_BYTES;
 	for (uint32_t i = 0; w->e->ahead && i < ISWI_AHEAD_GROUPS; i++, wanted++)
 		CHECK(!w->e->ahead->groups[i].taken && !w->e->ahead->groups[i].waits_count);
-	CHECK(!w->e->pairs_free || w->e->pairs_free == ISWI_PAIRS_ALL);
-	wanted += w->e->pairs_free ? 2 * ISWI_PAIRS : 0;
+	CHECK_EQ(w->e->pairs_free, iswi_hedges(w->e) ? ISWI_PAIRS_ALL : 0);
+	CHECK_EQ(w->e->bare_free, iswi_hedges(w->e) ? ISWI_BARE : 0);
+	wanted += iswi_hedges(w->e) ? 2 * (ISWI_PAIRS + ISWI_BARE) : 0;
 	CHECK_EQ(ops, wanted);
 	isw_engine_destroy(w->e);
 	free(w);

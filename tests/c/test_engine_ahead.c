@@ -446,19 +446,19 @@ WORLD_TEST(reads_ahead_that_are_slow_make_a_donor_one_to_avoid, world_of_a_trend
 {
 	for (uint32_t i = 0; i < SLABS; i++)
 		SLOW(w, 0, i);
-	for (uint32_t i = SLABS; i < ISWI_HEDGES_MAX; i++) {
+	for (uint32_t i = SLABS; i < ISWI_OWED_MAX; i++) {
 		get(w, 0, 1);
 		SLOW(w, 0, i);
 		DISK_READ(w);
 	}
 	get(w, 1, 1);
-	CHECK_EQ(sent(w, 0), ISWI_HEDGES_MAX);
+	CHECK_EQ(sent(w, 0), ISWI_OWED_MAX);
 	DISK_READ(w);
 	REPLY(w, 0, 0);
 	get(w, 1, 1);
-	CHECK_EQ(sent(w, 0), ISWI_HEDGES_MAX);
+	CHECK_EQ(sent(w, 0), ISWI_OWED_MAX);
 	settle(w);
-	CHECK_EQ(w->e->remotes[0].hedges, 0);
+	CHECK_EQ(w->e->remotes[0].owed, 0);
 }
 
 WORLD_TEST(the_donor_goes_down_under_it, world_of_a_trend(0))

@@ -6,7 +6,7 @@
 #include "engine_fixture.h"
 
 #define POISON  0x77
-#define HEDGE_N 64u /* staging buffers: half of them for both legs of 16 pages */
+#define HEDGE_N 64u /* staging buffers */
 
 #define NOT_SLOW(w, r, n) CHECK_EQ(step(w, ISW_STEP_REMOTE_SLOW, r, n), 0)
 
@@ -101,6 +101,30 @@ static void hedges_are(const struct world *w, uint64_t reads, uint64_t wins)
 	CHECK_EQ(stats_of(w).hedged_wins, wins);
 }
 
+static uint32_t pairs_held(const struct world *w)
+{
+	return ISWI_PAIRS - (uint32_t)__builtin_popcount(w->e->pairs_free);
+}
+
+static uint32_t bare_held(const struct world *w)
+{
+	return ISWI_BARE - w->e->bare_free;
+}
+
+/* The same while all pairs are others'. */
+#define BARE_CASES(name, count, n, stored, pages)                                                  \
+	static void name##_bare(struct world *w, struct own *own, uint32_t n);                     \
+	OWN_CASES(name, count, n, stored, pages)                                                   \
+	{                                                                                          \
+		w->e->pairs_free = 0;                                                              \
+		name##_bare(w, own, n);                                                            \
+		settle(w);                                                                         \
+		CHECK_EQ(bare_held(w), 0);                                                         \
+		w->e->pairs_free = ISWI_PAIRS_ALL;                                                 \
+	}                                                                                          \
+	static void name##_bare(struct world *w, struct own *own, UNUSED_OK uint32_t n)
+#define BARE_TEST(name, stored, pages) BARE_CASES(name, 1, only, stored, pages)
+
 /* ------------------------------------------------------------------- who is first */
 
 OWN_TEST(the_backup_answers_for_a_silent_donor, 4, 4)
@@ -117,10 +141,10 @@ OWN_TEST(the_backup_answers_for_a_silent_donor, 4, 4)
 	CHECK_EQ(stats_of(w).fallback_slow, 4);
 	/* The donor may write into its buffers for as long as it has not answered. */
 	CHECK_EQ(slab_of(w, 0).in_flight, 1);
-	CHECK_EQ(stats_of(w).staging_pages_used, 8);
+	CHECK_EQ(pairs_held(w), 1);
 	REPLY(w, 0, 0);
 	CHECK_EQ(slab_of(w, 0).in_flight, 0);
-	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(pairs_held(w), 0);
 	CHECK_EQ(stats_of(w).requests_failed, 0);
 }
 
@@ -134,9 +158,9 @@ OWN_TEST(the_donor_answers_when_it_is_first, 4, 4)
 	sources_are(w, 4, 0, 0);
 	CHECK_EQ(slab_of(w, 0).in_flight, 0);
 	/* The disk may, too. */
-	CHECK_EQ(stats_of(w).staging_pages_used, 8);
+	CHECK_EQ(pairs_held(w), 1);
 	DISK_DONE(w, 0);
-	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(pairs_held(w), 0);
 	hedges_are(w, 1, 0);
 }
 
@@ -244,8 +268,8 @@ OWN_CASES(the_donor_goes_down, 2, disk_first, 2, 2)
 	own_is(own, 10);
 	hedges_are(w, 1, 1);
 	CHECK_EQ(slab_of(w, 0).in_flight, 0);
-	CHECK_EQ(stats_of(w).staging_pages_used, 0);
-	CHECK_EQ(w->e->remotes[0].hedges, 0);
+	CHECK_EQ(pairs_held(w), 0);
+	CHECK_EQ(w->e->remotes[0].owed, 0);
 	donor_returns(w, 0);
 	CHECK_EQ(read_settled(w, 0), 10);
 }
@@ -280,7 +304,7 @@ WORLD_CASES(both_fail, 2, disk_first, world_hedging(0, 2))
 	CHECK(own->done);
 	CHECK_EQ(own->error, -EIO);
 	CHECK_EQ(sent(w, 0), 0);
-	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(pairs_held(w), 0);
 	free(own);
 }
 
@@ -350,29 +374,39 @@ TEST_CASES(none_of_what_the_backup_lacks_or_when_it_is_off, NONE_CASES, why)
 	own = own_read(w, 0, 2);
 	step(w, ISW_STEP_REMOTE_SLOW, 0, 0);
 	hedges_are(w, 0, 0);
-	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	CHECK_EQ(pairs_held(w), w->e->has_backup && w->e->config.hedge_us_min ? 0 : ISWI_PAIRS);
 	CHECK(iswi_sim_of(w->e)->donors[0]->pending[0].xfer->buf == own->data);
 	REPLY(w, 0, 0);
 	own_is(own, 10);
 	own_end(w, own);
 }
 
-/*
- * Half of all buffers are never taken, and one leg alone does not begin: others leave enough of the
- * share for a part of one leg, or for one and a half.
- */
-OWN_CASES(none_without_buffers, 2, more, 2, 2)
+/* Something was missing when the read became slow: that is asked for again after a while. */
+OWN_TEST(a_hedge_begins_when_the_page_is_on_the_backup, 2, 2)
 {
-	uint32_t slot, others = HEDGE_N / 2 - (more ? 3 : 1);
-
-	CHECK_EQ(iswi_staging_take_spare(w->e, others, HEDGE_N, &slot), others);
+	put(w, 1, 1, 11);
 	SLOW(w, 0, 0);
 	hedges_are(w, 0, 0);
-	CHECK_EQ(stats_of(w).staging_pages_used, others);
-	REPLY(w, 0, 0);
+	CHECK_EQ(w->e->remotes[0].owed, 1);
+	DISK_WRITE(w);
+	REPLY(w, 0, 1); /* the write: it is staged no longer */
+	SLOW(w, 0, 0);
+	hedges_are(w, 1, 0);
+	CHECK_EQ(w->e->remotes[0].owed, 1);
+	DISK_READ(w);
 	own_is(own, 10);
-	for (uint32_t i = 0; i < others; i++)
-		iswi_staging_give(w->e, slot + i);
+}
+
+BARE_TEST(a_hedge_begins_when_others_have_ended, 2, 2)
+{
+	w->e->bare_free = 0;
+	SLOW(w, 0, 0);
+	hedges_are(w, 0, 0);
+	w->e->bare_free = ISWI_BARE;
+	SLOW(w, 0, 0);
+	hedges_are(w, 1, 0);
+	DISK_READ(w);
+	own_is(own, 10);
 }
 
 /* ------------------------------------------------------------------ others meanwhile */
@@ -399,27 +433,19 @@ OWN_TEST(unmap_does_not_wait_for_the_backups_leg, 2, 2)
 	own_is(own, 10);
 }
 
-OWN_TEST(a_write_that_waits_gets_the_buffers, 8, 8)
+/* Neither waits for the other. */
+OWN_TEST(all_staging_is_for_writes, 8, 8)
 {
-	uint32_t id;
-
-	SLOW(w, 0, 0); /* 16 buffers */
-	for (uint32_t i = 0; i < 6; i++)
+	for (uint32_t i = 0; i < HEDGE_N / 8; i++)
 		put(w, 8 + 8 * (i % 3), 8, 100 * i);
-	id = put(w, 8, 8, 900);
 	CHECK_EQ(stats_of(w).staging_pages_used, HEDGE_N);
-	CHECK_EQ(stats_of(w).staging_waits, 1);
+	CHECK_EQ(stats_of(w).staging_waits, 0);
+	SLOW(w, 0, 0);
+	hedges_are(w, 1, 0);
 	DISK_READ(w);
 	own_is(own, 10);
-	CHECK_EQ(stats_of(w).staging_waits, 1);
-	CHECK_EQ(stats_of(w).staging_pages_used, HEDGE_N);
-	CHECK_EQ(w->e->staging_alloc.copies, 16);
-	CHECK(w->e->waiting.head != NULL);
-	REPLY(w, 0, 0);
-	CHECK_EQ(w->e->staging_alloc.copies, 0);
-	CHECK(w->e->waiting.head == NULL);
-	END_WELL(w, id);
-	CHECK_EQ(read_settled(w, 8), 900);
+	settle(w);
+	CHECK_EQ(read_settled(w, 8), 600);
 }
 
 OWN_TEST(legs_are_not_waited_for_by_settle, 2, 2)
@@ -450,46 +476,230 @@ TEST_CASES(the_engine_ends_meanwhile, 2, disk_first)
 	free(own);
 }
 
+/* --------------------------------------------------------------- without any buffers */
+
+static const void *donors_buffer(const struct world *w, uint32_t n)
+{
+	return iswi_sim_of(w->e)->donors[0]->pending[n].xfer->buf;
+}
+
+BARE_CASES(the_backup_answers_a_bare_hedge, 2, arrived, 4, 4)
+{
+	if (arrived)
+		APPLY(w, 0, 0);
+	SLOW(w, 0, 0);
+	NOT_SLOW(w, 0, 0);
+	CHECK(!donors_buffer(w, 0));
+	CHECK_EQ(w->e->remotes[0].owed, 1);
+	DISK_READ(w);
+	own_is(own, 10);
+	hedges_are(w, 1, 1);
+	sources_are(w, 0, 4, 0);
+	CHECK_EQ(slab_of(w, 0).in_flight, 1);
+	REPLY(w, 0, 0);
+	CHECK_EQ(sent(w, 0), 0);
+	CHECK_EQ(slab_of(w, 0).in_flight, 0);
+	CHECK_EQ(w->e->remotes[0].owed, 0);
+}
+
+/* The disk hangs; the donor, which owes more such answers, is believed to be back. */
+BARE_CASES(a_donor_that_answers_late_is_asked_again, 2, owes_more, 4, 4)
+{
+	uint32_t more = owes_more ? ISWI_OWED_MAX : 0;
+
+	w->e->remotes[0].owed += more;
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	REPLY(w, 0, 0);
+	CHECK(!own->done);
+	CHECK_EQ(sent_for(w, 0, 0, ISWI_XFER_READ), 1);
+	CHECK(donors_buffer(w, 0) == own->data);
+	NOT_SLOW(w, 0, 0);
+	REPLY(w, 0, 0);
+	own_is(own, 10);
+	hedges_are(w, 1, 0);
+	sources_are(w, 4, 0, 0);
+	CHECK_EQ(bare_held(w), 1);
+	DISK_DONE(w, 0);
+	CHECK_EQ(bare_held(w), 0);
+	w->e->remotes[0].owed -= more;
+}
+
+BARE_CASES(a_write_passes_a_bare_hedge, 2, donor_first, 2, 1)
+{
+	SLOW(w, 0, 0);
+	put(w, 0, 1, 500);
+	DISK_TAKE_READ(w);
+	if (!donor_first)
+		DISK_DONE(w, 0);
+	CHECK(!own->done);
+	REPLY(w, 0, 0);
+	own_is(own, 500);
+	sources_are(w, 0, 0, 1);
+}
+
+enum fails { DISK_THEN_ANSWER, DONOR_THEN_DISK, DISK_AFTER_ANSWER, BOTH_ORDERS };
+
+BARE_CASES(one_leg_of_a_bare_hedge_fails, BOTH_ORDERS, how, 2, 2)
+{
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	if (how == DISK_THEN_ANSWER)
+		DISK_FAIL(w, 0);
+	if (how == DONOR_THEN_DISK)
+		REFUSE(w, 0, 0);
+	else
+		REPLY(w, 0, 0);
+	CHECK(!own->done);
+	CHECK_EQ(sent(w, 0), how != DONOR_THEN_DISK);
+	if (how == DONOR_THEN_DISK)
+		DISK_DONE(w, 0);
+	if (how == DISK_AFTER_ANSWER)
+		DISK_FAIL(w, 0);
+	settle(w);
+	own_is(own, 10);
+}
+
+WORLD_CASES(both_legs_of_a_bare_hedge_fail, 2, disk_first, world_hedging(0, 2))
+{
+	struct own *own = own_read(w, 0, 2);
+
+	w->e->pairs_free = 0;
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	if (disk_first)
+		DISK_FAIL(w, 0);
+	REFUSE(w, 0, 0);
+	if (!disk_first)
+		DISK_FAIL(w, 0);
+	CHECK(own->done);
+	CHECK_EQ(own->error, -EIO);
+	CHECK_EQ(sent(w, 0), 0);
+	CHECK_EQ(bare_held(w), 0);
+	w->e->pairs_free = ISWI_PAIRS_ALL;
+	free(own);
+}
+
+BARE_CASES(the_donor_of_a_bare_hedge_goes_down, 2, disk_first, 2, 2)
+{
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	if (disk_first)
+		DISK_DONE(w, 0);
+	BREAK(w, 0);
+	CHECK_EQ(own->done, disk_first);
+	if (!disk_first)
+		DISK_DONE(w, 0);
+	own_is(own, 10);
+	hedges_are(w, 1, 1);
+	CHECK_EQ(w->e->remotes[0].owed, 0);
+}
+
+BARE_TEST(the_backups_wrong_bytes_do_not_win_bare, 2, 2)
+{
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	iswi_sim_of(w->e)->disk[ISW_PAGE_BYTES + 9] ^= 1;
+	DISK_DONE(w, 0);
+	CHECK(!own->done);
+	REPLY(w, 0, 0);
+	REPLY(w, 0, 0);
+	own_is(own, 10);
+	sources_are(w, 2, 0, 0);
+}
+
+#define LARGE_PAGES 64u /* 256 KiB */
+#define LARGE_READS 40u
+
+/*
+ * Whatever their size and number: both legs' buffers of these would be 20 MiB, the donor's until it
+ * answers.
+ */
+TEST(large_reads_of_a_silent_donor_are_all_answered)
+{
+	struct world *w =
+		WORLD_BUT(config.size_bytes = LARGE_PAGES * ISW_PAGE_BYTES;
+			  config.slab_bytes = config.size_bytes;
+			  config.request_bytes_max = LARGE_PAGES * ISW_PAGE_BYTES;
+			  config.staging_pages = 4 * LARGE_PAGES; config.hedge_us_min = 5000);
+	unsigned char *data[LARGE_READS];
+	struct own own[LARGE_READS] = {0};
+
+	CHECK_EQ(remote_new(w), 0);
+	map(w, 0, 0);
+	for (uint32_t page = 0; page < LARGE_PAGES; page += REQUEST_PAGES_MAX)
+		write_settled(w, page, REQUEST_PAGES_MAX, 10 + page);
+	for (uint32_t i = 0; i < LARGE_READS; i++) {
+		data[i] = aligned_alloc(ISW_PAGE_BYTES, LARGE_PAGES * ISW_PAGE_BYTES);
+		own[i].req = (struct iswi_req){
+			.op = ISWI_READ,
+			.length = LARGE_PAGES * ISW_PAGE_BYTES,
+			.data = data[i],
+			.done = own_done,
+		};
+		iswi_engine_submit(w->e, &own[i].req);
+	}
+	CHECK_EQ(sent(w, 0), LARGE_READS);
+	for (uint32_t i = 0; i < LARGE_READS; i++)
+		SLOW(w, 0, i);
+	disk_settle(w);
+	hedges_are(w, LARGE_READS, LARGE_READS);
+	for (uint32_t i = 0; i < LARGE_READS; i++) {
+		CHECK(own[i].done);
+		CHECK_EQ(own[i].error, 0);
+		for (uint32_t page = 0; page < LARGE_PAGES; page++)
+			CHECK_EQ(value_at(data[i] + page * ISW_PAGE_BYTES), 10 + page);
+		memset(data[i], POISON, LARGE_PAGES * ISW_PAGE_BYTES);
+	}
+	settle(w);
+	for (uint32_t i = 0; i < LARGE_READS; i++) {
+		for (uint32_t byte = 0; byte < LARGE_PAGES * ISW_PAGE_BYTES; byte++)
+			CHECK_EQ(data[i][byte], POISON);
+		free(data[i]);
+	}
+	world_end(w);
+}
+
 /* ------------------------------------------------------------- a donor that is silent */
 
 WORLD_TEST(a_silent_donor_is_passed_by_until_it_answers, world_hedging(0, 4))
 {
 	uint32_t id;
 
-	for (uint32_t i = 0; i < ISWI_HEDGES_MAX; i++) {
+	for (uint32_t i = 0; i < ISWI_OWED_MAX; i++) {
 		id = get(w, 0, 1);
 		CHECK_EQ(sent(w, 0), i + 1);
 		SLOW(w, 0, i);
 		DISK_READ(w);
 		GOT(w, id, 10);
 	}
-	hedges_are(w, ISWI_HEDGES_MAX, ISWI_HEDGES_MAX);
+	hedges_are(w, ISWI_OWED_MAX, ISWI_OWED_MAX);
 	/* Straight from the backup, but for the page that it lacks. */
 	iswi_backup_current_clear(w->e, 1);
 	id = get(w, 0, 3);
-	CHECK_EQ(sent(w, 0), ISWI_HEDGES_MAX + 1);
+	CHECK_EQ(sent(w, 0), ISWI_OWED_MAX + 1);
 	CHECK_EQ(sent_for(w, 0, 1, ISWI_XFER_READ), 1);
 	DISK_TAKE_READ(w);
 	DISK_READ(w);
 	DISK_DONE(w, 0);
-	REPLY(w, 0, ISWI_HEDGES_MAX);
+	REPLY(w, 0, ISWI_OWED_MAX);
 	CHECK_EQ(w->error[id], 0);
 	for (uint64_t i = 0; i < 3; i++)
 		CHECK_EQ(w->got[id][i], 10 + i);
-	CHECK_EQ(stats_of(w).fallback_slow, ISWI_HEDGES_MAX + 2);
-	hedges_are(w, ISWI_HEDGES_MAX, ISWI_HEDGES_MAX);
+	CHECK_EQ(stats_of(w).fallback_slow, ISWI_OWED_MAX + 2);
+	hedges_are(w, ISWI_OWED_MAX, ISWI_OWED_MAX);
 	/* The disk fails: the donor is asked after all. */
 	id = get(w, 0, 1);
 	DISK_TAKE_READ(w);
 	DISK_FAIL(w, 0);
-	CHECK_EQ(sent(w, 0), ISWI_HEDGES_MAX + 1);
+	CHECK_EQ(sent(w, 0), ISWI_OWED_MAX + 1);
 	CHECK_EQ(w->error[id], PENDING);
 	/* One answer of those it owes. */
 	REPLY(w, 0, 0);
 	get(w, 3, 1);
 	CHECK_EQ(sent_for(w, 0, 3, ISWI_XFER_READ), 1);
 	END_WELL(w, id);
-	CHECK_EQ(w->e->remotes[0].hedges, 0);
+	CHECK_EQ(w->e->remotes[0].owed, 0);
 }
 
 static uint64_t tail_of(const struct world *w)

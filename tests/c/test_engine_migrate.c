@@ -427,7 +427,7 @@ static struct world *world_hedging(void)
 
 static unsigned int owed(const struct world *w, uint32_t remote)
 {
-	return atomic_load(&w->e->remotes[remote].hedges);
+	return atomic_load(&w->e->remotes[remote].owed);
 }
 
 WORLD_TEST(a_read_of_the_source_is_hedged, world_hedging())
@@ -454,14 +454,14 @@ WORLD_TEST(a_source_that_hangs_is_passed_by, world_hedging())
 	uint32_t id;
 
 	write_settled(w, 0, 1, 20);
-	for (uint32_t i = 0; i < ISWI_HEDGES_MAX; i++) {
+	for (uint32_t i = 0; i < ISWI_OWED_MAX; i++) {
 		get(w, 1, 1);
 		SLOW(w, SOURCE, i);
 	}
 	disk_settle(w);
-	CHECK_EQ(owed(w, SOURCE), ISWI_HEDGES_MAX);
+	CHECK_EQ(owed(w, SOURCE), ISWI_OWED_MAX);
 	id = get(w, 0, 3);
-	CHECK_EQ(sent(w, SOURCE), ISWI_HEDGES_MAX);
+	CHECK_EQ(sent(w, SOURCE), ISWI_OWED_MAX);
 	CHECK_EQ(sent_for(w, TARGET, 0, ISWI_XFER_READ), 1); /* which does not hang */
 	REPLY(w, TARGET, 0);
 	disk_settle(w);

@@ -682,11 +682,11 @@ QUICKER_TEST(many_slow_reads_of_the_disk_do_not_make_a_donor_avoided, world_slow
 		ids[i] = get(w, i, 1);
 	for (uint32_t i = 0; i < 4; i++)
 		DISK_SLOW(w);
-	CHECK_EQ(w->e->remotes[0].hedges, 0);
+	CHECK_EQ(w->e->remotes[0].owed, 0);
 	remotes_settle(w);
 	CAME_TO(w, 0, ids[0], ids[1], ids[2], ids[3]);
 	settle(w);
-	CHECK_EQ(w->e->remotes[0].hedges, 0);
+	CHECK_EQ(w->e->remotes[0].owed, 0);
 }
 
 /* As many as there are buffers for; the donor answers the others. */

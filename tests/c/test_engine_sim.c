@@ -491,6 +491,14 @@ static void random_step(struct world *w, bool faults)
 	reap(w);
 }
 
+/* All of them, two or none, so that reads are hedged in both ways. */
+static uint32_t pairs_of(const struct world *w, const isw_engine *e)
+{
+	static const uint32_t pairs[] = {ISWI_PAIRS_ALL, 3, 0};
+
+	return iswi_hedges(e) ? pairs[w->seed % ISWI_ARRAY_LEN(pairs)] : 0;
+}
+
 /* No read is under way. */
 static void check_speed(const struct world *w, const struct iswi_speed *speed)
 {
@@ -501,10 +509,11 @@ static void check_speed(const struct world *w, const struct iswi_speed *speed)
 static void check_backup(const struct world *w)
 {
 	const struct isw_engine *e = w->engine;
-	uint32_t pairs = e->config.flags & ISW_ENGINE_QUICKER ? ISWI_PAIRS_ALL : 0;
+	uint32_t bare = iswi_hedges(e) ? ISWI_BARE : 0;
 
 	check_speed(w, &e->backup->speed);
-	if (e->backup->slow_head || e->backup->slow_count || e->pairs_free != pairs)
+	if (e->backup->slow_head || e->backup->slow_count || e->pairs_free != pairs_of(w, e) ||
+	    e->bare_free != bare)
 		fail(w, "a read of both that never ends", e->backup->slow_count, e->pairs_free);
 }
 
@@ -538,7 +547,7 @@ static void settle(struct world *w)
 	if (ended != iswi_counted(&w->engine->count.copies_begun) || ended < w->copies)
 		fail(w, "copies without an end", w->copies, ended);
 	for (uint32_t i = 0; i < DONORS; i++) {
-		if (atomic_load(&w->engine->remotes[i].hedges))
+		if (atomic_load(&w->engine->remotes[i].owed))
 			fail(w, "a donor owes hedged reads for good", i, 0);
 		check_speed(w, &w->engine->remotes[i].speed);
 	}
@@ -694,6 +703,7 @@ static void start(struct world *w, uint64_t seed, uint32_t staging)
 	};
 	if (isw_sim_create(&w->config, &w->engine, &error))
 		fail(w, error.text, 0, 0);
+	w->engine->pairs_free = pairs_of(w, w->engine);
 	/* A world is too short for a trial. */
 	w->engine->pace.way = w->engine->pace.kept = w->seed / 16 % 2;
 	w->engine->pace.left = UINT32_MAX;

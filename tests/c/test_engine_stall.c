@@ -198,7 +198,7 @@ static void wait_answered(isw_engine *e)
 {
 	uint64_t before = stats_of(e).pages_in_remote;
 
-	WAIT_FOR(!atomic_load(&e->remotes[0].hedges) && stats_of(e).pages_in_remote > before);
+	WAIT_FOR(!atomic_load(&e->remotes[0].owed) && stats_of(e).pages_in_remote > before);
 }
 
 /* The disk is thought quicker, and hangs until the donor has answered these reads. */

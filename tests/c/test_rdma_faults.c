@@ -135,6 +135,7 @@ RIG_TEST(test_a_device_that_was_removed_ends_an_idle_queue, .request_ms_max = 10
 
 static struct {
 	struct iswi_xfer *xfer;
+	void *to;
 	atomic_uint calls;
 } slowed;
 
@@ -142,13 +143,17 @@ static void exchange(struct iswi_xfer *xfer, uint32_t received)
 {
 	CHECK_EQ(received, 0);
 	slowed.xfer = xfer;
-	xfer->buf = other;
+	xfer->buf = slowed.to;
 	atomic_fetch_add(&slowed.calls, 1);
 }
 
-RIG_TEST(test_a_slow_read_may_get_another_buffer)
+/* dropped: it gets none. */
+static void slow_read(bool dropped)
 {
 	struct op op;
+
+	atomic_store(&slowed.calls, 0);
+	slowed.to = dropped ? NULL : other;
 
 	memset(rig.memory, 0x55, ISW_PAGE_BYTES);
 	memset(page, 1, sizeof(page));
@@ -163,8 +168,18 @@ RIG_TEST(test_a_slow_read_may_get_another_buffer)
 	ops_await(&op, 1, 0);
 	CHECK_EQ(atomic_load(&slowed.calls), 1);
 	CHECK(slowed.xfer == &op.xfer);
-	CHECK_EQ(other[0], 0x55);
+	CHECK_EQ(other[0], dropped ? 2 : 0x55);
 	CHECK_EQ(page[0], 1);
+}
+
+RIG_TEST(test_a_slow_read_may_get_another_buffer)
+{
+	slow_read(false);
+}
+
+RIG_TEST(test_a_slow_read_without_a_buffer_is_dropped)
+{
+	slow_read(true);
 }
 
 /* --------------------------------------------------------------------- connecting */

@@ -8,15 +8,18 @@
 #include "tcp_fixture.h"
 #include "tests_between.h"
 
-#define SLOW_US 20000
-#define LENGTH  (16u * ISW_PAGE_BYTES)
-#define OLD     0x11
-#define NEW     0x22
-#define DATA    0x33
+#define SLOW_US  20000
+#define AGAIN_US 1000000
+#define LENGTH   (16u * ISW_PAGE_BYTES)
+#define OLD      0x11
+#define NEW      0x22
+#define DATA     0x33
 
 struct read {
 	struct op op; /* first */
 	char *swap;   /* the buffer to be put in place, or NULL */
+	bool drop;    /* no buffer is put in place */
+	bool again;   /* it is told a second time */
 	/* Under the client's lock. */
 	uint32_t slow;
 	uint32_t received;
@@ -63,6 +66,11 @@ static void read_slow(struct iswi_xfer *xfer, uint32_t received)
 		memcpy(read->swap, xfer->buf, received);
 		xfer->buf = read->swap;
 	}
+	if (read->drop)
+		xfer->buf = NULL;
+	if (read->again)
+		xfer->slow_us = AGAIN_US;
+	read->again = false;
 	pthread_mutex_lock(&client->lock);
 	read->slow++;
 	read->received = received;
@@ -71,7 +79,7 @@ static void read_slow(struct iswi_xfer *xfer, uint32_t received)
 	pthread_mutex_unlock(&client->lock);
 }
 
-static void read_start(struct read *read, uint32_t number, uint32_t slow_us, bool swap)
+static void read_make(struct read *read, uint32_t number, uint32_t slow_us, bool swap)
 {
 	memset(read, 0, sizeof(*read));
 	memset(old_bytes[number], OLD, LENGTH);
@@ -80,6 +88,11 @@ static void read_start(struct read *read, uint32_t number, uint32_t slow_us, boo
 	read->op.xfer.slow = read_slow;
 	read->op.xfer.slow_us = slow_us;
 	read->swap = swap ? new_bytes[number] : NULL;
+}
+
+static void read_start(struct read *read, uint32_t number, uint32_t slow_us, bool swap)
+{
+	read_make(read, number, slow_us, swap);
 	op_submit(&read->op);
 }
 
@@ -144,6 +157,51 @@ TEST_CASES(check_half_received, 3, n)
 	ops_await(&read.op, 1, 0);
 	holds(new_bytes[0], 0, LENGTH, DATA);
 	holds(old_bytes[0], 0, LENGTH, OLD + 1);
+	end();
+}
+
+/* What arrives for a READ without a buffer is dropped, and the next one gets its own bytes. */
+TEST_CASES(check_dropped, 4, n)
+{
+	int ahead = (int[]){-1, 5000, 40000, 0}[n];
+	struct read read, next;
+
+	start(&ahead, 16);
+	read_make(&read, 0, SLOW_US, false);
+	read.drop = true;
+	op_submit(&read.op);
+	client_wait(&client, &read.slow, 1);
+	memset(old_bytes[0], OLD + 1, LENGTH);
+	read_start(&next, 1, 0, false);
+	atomic_store(&gate_open, true);
+	ops_await(&read.op, 1, 0);
+	ops_await(&next.op, 1, 0);
+	holds(old_bytes[0], 0, LENGTH, OLD + 1);
+	holds(old_bytes[1], 0, LENGTH, DATA);
+	end();
+}
+
+/* Who wants to be told again waits before others that were submitted later, and holds up none. */
+TEST(check_told_again)
+{
+	int ahead = -1;
+	struct read read[3];
+
+	start(&ahead, 1);
+	read_start(&read[0], 0, 0, false);
+	read_make(&read[1], 1, SLOW_US, false);
+	read[1].again = true;
+	op_submit(&read[1].op);
+	client_wait(&client, &read[1].slow, 1);
+	read_start(&read[2], 2, SLOW_US, false);
+	client_wait(&client, &read[2].slow, 1);
+	CHECK(read[2].slow_ns < AGAIN_US * 1000ull / 2);
+	client_wait(&client, &read[1].slow, 2);
+	CHECK(read[1].slow_ns >= AGAIN_US * 1000ull);
+	atomic_store(&gate_open, true);
+	client_wait_ended(&client, 3);
+	CHECK_EQ(read[1].slow, 2);
+	CHECK_EQ(read[2].slow, 1);
 	end();
 }
 

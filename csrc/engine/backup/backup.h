@@ -69,7 +69,7 @@ struct iswi_backup {
 	enum { ISWI_FLUSH_IDLE, ISWI_FLUSH_DRAIN, ISWI_FLUSH_READY, ISWI_FLUSH_SYNC } flush_state;
 	struct iswi_req *flush_now, *flush_next;
 	pthread_t threads[ISWI_BACKUP_THREADS_MAX];
-	uint32_t threads_count;
+	uint32_t threads_count, readers_count;
 	pthread_t watcher;
 	bool watched; /* by that thread */
 };
@@ -85,7 +85,8 @@ void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry);
 /* Somebody waits for the backup write of a queued page, as its donor has failed. */
 void iswi_backup_hurry(struct isw_engine *e);
 /*
- * op->done follows, on a reader. When xfer.slow_us is set and the read takes that long, xfer.slow
+ * op->done follows, on a reader; when xfer.buf is NULL it finds the bytes in memory of that reader,
+ * which it does not keep. When xfer.slow_us is set and the read takes that long, xfer.slow
  * is called, once, on the watcher; op->done may come meanwhile. It sees in op->slow whether it was.
  */
 void iswi_backup_read(struct isw_engine *e, struct iswi_op *op);

@@ -88,7 +88,8 @@ static bool wait_reader(struct isw_engine *e)
 	return go;
 }
 
-static int run_job(struct isw_engine *e, struct iswi_job *job)
+/* own: the reader's memory, for what has no other. */
+static int run_job(struct isw_engine *e, struct iswi_job *job, void *own)
 {
 	const struct iswi_backup *b = e->backup;
 	struct iovec iov[ISWI_BACKUP_BATCH_MAX];
@@ -97,6 +98,8 @@ static int run_job(struct isw_engine *e, struct iswi_job *job)
 	case ISWI_JOB_SYNC:
 		return b->ops->sync(b->ctx);
 	case ISWI_JOB_READ:
+		if (!job->op->xfer.buf)
+			job->op->xfer.buf = own;
 		return b->ops->read(b->ctx, job->op->xfer.buf, job->op->pages * ISW_PAGE_BYTES,
 				    job->op->page * ISW_PAGE_BYTES);
 	case ISWI_JOB_WRITE:
@@ -111,10 +114,10 @@ static int run_job(struct isw_engine *e, struct iswi_job *job)
 }
 
 /* Does the job, measures it and reports it. (A simulated step takes no time.) */
-static void work(struct isw_engine *e, struct iswi_job *job)
+static void work(struct isw_engine *e, struct iswi_job *job, void *own)
 {
 	uint64_t begun_ns = e->clock->now_ns(e->clock->ctx);
-	int error = run_job(e, job);
+	int error = run_job(e, job, own);
 	uint64_t took_ns = e->clock->now_ns(e->clock->ctx) - begun_ns;
 
 	if (!error && job->kind == ISWI_JOB_READ)
@@ -132,7 +135,7 @@ static void *writer(void *arg)
 	iswi_thread_urgent();
 	while (wait_writer(e))
 		if (iswi_backup_take(e, false, &job))
-			work(e, &job);
+			work(e, &job, NULL);
 	return NULL;
 }
 
@@ -140,11 +143,15 @@ static void *reader(void *arg)
 {
 	struct isw_engine *e = arg;
 	struct iswi_job job;
+	void *own;
 
 	iswi_thread_urgent();
+	pthread_mutex_lock(&e->backup->lock);
+	own = e->readers_data + e->backup->readers_count++ * e->leg_bytes;
+	pthread_mutex_unlock(&e->backup->lock);
 	while (wait_reader(e))
 		while (iswi_backup_take(e, true, &job))
-			work(e, &job);
+			work(e, &job, own);
 	return NULL;
 }
 

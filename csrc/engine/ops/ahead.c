@@ -279,7 +279,6 @@ static void ahead_done(struct iswi_xfer *xfer, int error)
 	struct iswi_shard *shard = iswi_shard_of(e, op.page);
 	struct iswi_ahead_wait waits[ISWI_AHEAD_WAITS];
 	uint32_t wrong = 0, missing[ISWI_AHEAD_WAITS], count;
-	bool slow;
 
 	iswi_op_give(e, taken);
 	if (!error)
@@ -289,13 +288,9 @@ static void ahead_done(struct iswi_xfer *xfer, int error)
 		iswi_ahead_unlist(e, g);
 	else
 		keep_right(e, g, &op, wrong);
-	slow = g->slow;
 	count = iswi_ahead_rest(g, waits, missing);
 	pthread_mutex_unlock(&shard->lock);
 	give_back(e, g);
-	if (slow)
-		atomic_fetch_sub_explicit(&iswi_remote_of(e, op.slab, op.place)->hedges, 1,
-					  memory_order_relaxed);
 	iswi_remote_ended(e, &op, error);
 	for (uint32_t w = 0; w < count; w++) {
 		iswi_ahead_used(e, waits[w].pages - (uint32_t)__builtin_popcount(missing[w]));
@@ -314,14 +309,11 @@ static void ahead_slow(struct iswi_xfer *xfer, uint32_t received)
 	uint32_t count;
 
 	(void)received;
-	iswi_remote_note_slow(e, op);
+	(void)iswi_remote_note_slow(e, op);
 	pthread_mutex_lock(&shard->lock);
 	g->slow = true;
 	count = iswi_ahead_release(g, waits);
 	pthread_mutex_unlock(&shard->lock);
-	/* The donor owes it, as a hedged read. */
-	atomic_fetch_add_explicit(&iswi_remote_of(e, op->slab, op->place)->hedges, 1,
-				  memory_order_relaxed);
 	for (uint32_t w = 0; w < count; w++)
 		end_wait(op, &waits[w], UINT32_MAX, ISWI_HEDGED | ISWI_PAST_SLOW);
 }

@@ -5,9 +5,15 @@
  * and the first of the two that ends well answers it (R7).
  *
  * The connection's receiver thread notices (xfer.slow), and it alone writes into a read's buffer,
- * so it can turn the donor's leg from the request's memory to a staging buffer there and then.
- * After that nobody has to be stopped: a reply that comes late, or never, or half, meets a buffer
- * that is held until the donor's leg has ended, and the request is long gone.
+ * so it can take the request's memory from the donor's leg there and then. After that nobody has to
+ * be stopped: a reply that comes late, or never, or half, meets other memory, or none, and the
+ * request is long gone.
+ *
+ * A short read gets a pair of buffers, one for each leg, which are held until both legs have ended.
+ * A donor that is frozen holds its buffers until it thaws, and there is no end of what large reads
+ * would need. So a read without a pair is hedged bare: what its donor still sends is dropped, and
+ * the backup's thread reads into memory of its own. A donor that answers such a read first is back,
+ * and is asked again.
  *
  * A read that the backup gets because it is thought the quicker source has both legs from the
  * start, in a pair of buffers of their own, as a thread that is stuck in a read cannot be turned to
@@ -20,26 +26,9 @@
 #include "engine/ops/ops.h"
 #include "engine/state/seal.h"
 
-/* Buffers of copies and hedges together: 16 pages in each of 32 reads, both legs. */
-#define HEDGE_PAGES_MAX 1024u
-
 #define BOTH_ENDED (ISWI_HEDGE_REMOTE_END | ISWI_HEDGE_BACKUP_END)
 
 /* --------------------------------------------------------------- the second leg */
-
-/* Slots from staging_pages on are those of the pairs. */
-static bool in_pair(const struct isw_engine *e, uint32_t slot)
-{
-	return slot >= e->config.staging_pages;
-}
-
-static unsigned char *leg_data(const struct isw_engine *e, const struct iswi_op *leg)
-{
-	if (in_pair(e, leg->slot))
-		return e->pairs_data +
-		       (uint64_t)(leg->slot - e->config.staging_pages) * ISW_PAGE_BYTES;
-	return e->staging + (uint64_t)leg->slot * ISW_PAGE_BYTES;
-}
 
 /* Every page is on the backup and none is staged. */
 static bool on_backup(struct isw_engine *e, uint64_t page, uint64_t end)
@@ -62,52 +51,31 @@ static bool on_backup(struct isw_engine *e, uint64_t page, uint64_t end)
 	return all;
 }
 
-static void give_buffers(struct isw_engine *e, uint32_t slot, uint32_t count)
-{
-	for (uint32_t i = 0; i < count; i++)
-		iswi_staging_give(e, slot + i);
-}
-
-/* Slot of the first leg, or ISWI_NONE. The second one's is PAIR_PAGES after it. */
+/* The number of a pair, or ISWI_NONE. */
 static uint32_t take_pair(struct isw_engine *e)
 {
 	uint32_t free = atomic_load(&e->pairs_free);
 
 	while (free)
 		if (atomic_compare_exchange_weak(&e->pairs_free, &free, free & (free - 1)))
-			return e->config.staging_pages +
-			       (uint32_t)__builtin_ctz(free) * 2 * ISWI_PAIR_PAGES;
+			return (uint32_t)__builtin_ctz(free);
 	return ISWI_NONE;
 }
 
-static void give_pair(struct isw_engine *e, uint32_t slot)
+/* The ops of a bare hedge, which may outlive its request. */
+static bool take_bare(struct isw_engine *e)
 {
-	uint32_t pair = (slot - e->config.staging_pages) / (2 * ISWI_PAIR_PAGES);
+	uint32_t free = atomic_load(&e->bare_free);
 
-	atomic_fetch_or(&e->pairs_free, 1u << pair);
+	while (free)
+		if (atomic_compare_exchange_weak(&e->bare_free, &free, free - 1))
+			return true;
+	return false;
 }
 
-/*
- * A buffer for each leg, or none at all. A pair where one will do: staging may be full of pages
- * that wait for this very donor.
- */
-static bool take_buffers(struct isw_engine *e, uint32_t pages, uint32_t *slot, uint32_t *twin_slot)
+static bool is_bare(const struct iswi_op *leg)
 {
-	uint32_t n, m;
-
-	*slot = pages <= ISWI_PAIR_PAGES ? take_pair(e) : ISWI_NONE;
-	*twin_slot = *slot + ISWI_PAIR_PAGES;
-	if (*slot != ISWI_NONE)
-		return true;
-	n = iswi_staging_take_spare(e, pages, HEDGE_PAGES_MAX, slot);
-	m = n < pages ? 0 : iswi_staging_take_spare(e, pages, HEDGE_PAGES_MAX, twin_slot);
-	if (n == pages && m == pages)
-		return true;
-	give_buffers(e, *slot, n);
-	give_buffers(e, *twin_slot, m);
-	if (n)
-		iswi_write_kick(e);
-	return false;
+	return leg->slot == ISWI_NONE;
 }
 
 static void backup_leg_done(struct iswi_op *op, int error)
@@ -115,34 +83,48 @@ static void backup_leg_done(struct iswi_op *op, int error)
 	iswi_hedge_ended(op, false, error);
 }
 
-void iswi_hedge_begin(struct iswi_op *op, uint32_t received)
+/* The backup's leg of a donor's, with that pair's buffers, or bare. */
+static struct iswi_op *twin_of(struct iswi_op *op, uint32_t pair)
 {
 	struct isw_engine *e = op->engine;
-	struct iswi_op *leg;
-	uint32_t slot = 0, twin_slot = 0;
+	struct iswi_op *leg = iswi_op_take(e);
+	unsigned char *data = NULL;
 
-	if (!on_backup(e, op->page, op->page + op->pages) ||
-	    !take_buffers(e, op->pages, &slot, &twin_slot))
-		return;
-	leg = iswi_op_take(e);
 	leg->req = op->req;
 	leg->page = op->page;
 	leg->pages = op->pages;
 	leg->slab = op->slab;
-	leg->slot = twin_slot;
-	leg->xfer.buf = leg_data(e, leg);
+	leg->slot = op->slot = pair;
 	leg->twin = op;
 	leg->done = backup_leg_done;
-	op->slot = slot;
+	if (pair != ISWI_NONE)
+		data = e->pairs_data + (uint64_t)pair * ISWI_PAIR_BYTES;
+	op->xfer.buf = data;
+	leg->xfer.buf = data ? data + ISWI_PAIR_BYTES / 2 : NULL;
 	op->twin = leg;
 	atomic_init(&op->hedge, 0);
-	memcpy(leg_data(e, op), op->xfer.buf, received);
-	op->xfer.buf = leg_data(e, op);
-	atomic_fetch_add_explicit(&iswi_remote_of(e, op->slab, op->place)->hedges, 1,
-				  memory_order_relaxed);
+	return leg;
+}
+
+bool iswi_hedge_begin(struct iswi_op *op, uint32_t received)
+{
+	struct isw_engine *e = op->engine;
+	const void *from = op->xfer.buf;
+	struct iswi_op *leg;
+	uint32_t pair;
+
+	if (!on_backup(e, op->page, op->page + op->pages))
+		return false;
+	pair = op->pages <= ISWI_PAIR_PAGES ? take_pair(e) : ISWI_NONE;
+	if (pair == ISWI_NONE && !take_bare(e))
+		return false;
+	leg = twin_of(op, pair);
+	if (pair != ISWI_NONE)
+		memcpy(op->xfer.buf, from, received);
 	iswi_count(&e->count.hedged_reads, 1);
 	/* From here on the request may end at any time. */
 	iswi_backup_read(e, leg);
+	return true;
 }
 
 /* ------------------------------------------------------------- the backup's leg first */
@@ -160,31 +142,19 @@ static void backup_leg_slow(struct iswi_xfer *xfer, uint32_t received)
 bool iswi_hedge_backup_first(struct iswi_op *op, uint64_t measured_ns)
 {
 	struct isw_engine *e = op->engine;
-	uint32_t slot = take_pair(e);
+	uint32_t pair = take_pair(e);
 	struct iswi_op *leg;
 
-	if (slot == ISWI_NONE)
+	if (pair == ISWI_NONE)
 		return false;
-	leg = iswi_op_take(e);
-	leg->req = op->req;
-	leg->page = op->page;
-	leg->pages = op->pages;
-	leg->slab = op->slab;
-	leg->slot = slot + ISWI_PAIR_PAGES;
+	leg = twin_of(op, pair);
 	leg->measured_ns = measured_ns;
-	leg->xfer.buf = leg_data(e, leg);
 	leg->xfer.slow = backup_leg_slow;
 	/* Of a measurement the donor's answer is expected sooner. */
 	leg->xfer.slow_us = iswi_backup_slow_after_us(e, op->pages);
 	if (measured_ns)
 		leg->xfer.slow_us = ISWI_MIN(leg->xfer.slow_us, e->config.hedge_us_min);
-	leg->twin = op;
-	leg->done = backup_leg_done;
-	op->slot = slot;
-	op->twin = leg;
 	op->last = true;
-	op->xfer.buf = leg_data(e, op);
-	atomic_init(&op->hedge, 0);
 	iswi_backup_read(e, leg);
 	return true;
 }
@@ -195,7 +165,7 @@ bool iswi_hedge_backup_first(struct iswi_op *op, uint64_t measured_ns)
 static bool verified(struct isw_engine *e, const struct iswi_op *leg, struct iswi_seal *seals_out)
 {
 	uint64_t page = leg->page, end = leg->page + leg->pages;
-	const unsigned char *data = leg_data(e, leg);
+	const unsigned char *data = leg->xfer.buf;
 	bool good = true;
 
 	while (page < end && good) {
@@ -228,7 +198,7 @@ static void answer(struct isw_engine *e, const struct iswi_op *leg, const struct
 		   bool remote)
 {
 	unsigned char *to = (unsigned char *)leg->req->data;
-	const unsigned char *from = leg_data(e, leg);
+	const unsigned char *from = leg->xfer.buf;
 
 	to += leg->page * ISW_PAGE_BYTES - leg->req->offset;
 	if (!iswi_sealed(e))
@@ -242,17 +212,15 @@ static void answer(struct isw_engine *e, const struct iswi_op *leg, const struct
 /* Both legs have ended: nobody else looks at them. */
 static void release(struct isw_engine *e, struct iswi_op *a, struct iswi_op *b)
 {
-	uint32_t a_slot = a->slot, b_slot = b->slot, pages = a->pages;
+	uint32_t pair = a->slot;
 
 	/* Before their buffers are: there is one for each buffer, no more. */
 	iswi_op_give(e, a);
 	iswi_op_give(e, b);
-	if (in_pair(e, a_slot)) {
-		give_pair(e, a_slot); /* the other one's is of the same pair */
-		return;
-	}
-	give_buffers(e, a_slot, pages);
-	give_buffers(e, b_slot, pages);
+	if (pair == ISWI_NONE)
+		atomic_fetch_add(&e->bare_free, 1);
+	else
+		atomic_fetch_or(&e->pairs_free, 1u << pair);
 }
 
 /* Neither leg's bytes answer the request: its pages are read again. */
@@ -271,10 +239,10 @@ void iswi_hedge_ended(struct iswi_op *op, bool remote, int error)
 	struct isw_engine *e = op->engine;
 	struct iswi_op *twin = op->twin, lost = iswi_op_rest(remote ? op : twin);
 	struct iswi_req *req = op->req;
-	struct iswi_seal seals[ISWI_STRIPE_PAGES]; /* no transfer is longer */
+	struct iswi_seal seals[ISWI_XFER_PAGES_MAX];
 	atomic_uint *hedge = remote ? &op->hedge : &twin->hedge;
 	uint32_t bits = remote ? ISWI_HEDGE_REMOTE_END : ISWI_HEDGE_BACKUP_END, state;
-	bool won, again = false;
+	bool dropped = remote && is_bare(op), won, again = false;
 
 	if (error)
 		bits |= remote ? ISWI_HEDGE_REMOTE_FAIL : ISWI_HEDGE_BACKUP_FAIL;
@@ -284,11 +252,12 @@ void iswi_hedge_ended(struct iswi_op *op, bool remote, int error)
 		iswi_place_put(e, twin->slab, twin->place);
 		bits |= ISWI_HEDGE_REMOTE_END;
 	}
-	won = !error && !(atomic_load(hedge) & ISWI_HEDGE_WON) && verified(e, op, seals) &&
-	      !(atomic_fetch_or(hedge, ISWI_HEDGE_WON) & ISWI_HEDGE_WON);
+	won = !error && !dropped && !(atomic_load(hedge) & ISWI_HEDGE_WON) &&
+	      verified(e, op, seals) && !(atomic_fetch_or(hedge, ISWI_HEDGE_WON) & ISWI_HEDGE_WON);
 	if (won)
-		answer(e, op, seals, remote);  /* before the twin may give our buffer back */
-	else if (remote && op->last && !error) /* outdated: no reason to wait for a slow disk */
+		answer(e, op, seals, remote); /* before the twin may give our buffer back */
+	else if (remote && !error && (op->last || dropped))
+		/* Outdated, or the donor is back: no reason to wait for a slow disk. */
 		again = !(atomic_fetch_or(hedge, ISWI_HEDGE_WON) & ISWI_HEDGE_WON);
 	state = atomic_fetch_or(hedge, bits) | bits;
 	if ((state & BOTH_ENDED) == BOTH_ENDED) {
@@ -297,8 +266,6 @@ void iswi_hedge_ended(struct iswi_op *op, bool remote, int error)
 	}
 	if (again)
 		read_again(&lost, state);
-	if ((state & BOTH_ENDED) == BOTH_ENDED)
-		iswi_write_kick(e);
 	if (won || again)
 		iswi_req_put(e, req);
 }

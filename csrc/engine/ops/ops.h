@@ -62,11 +62,12 @@ static inline struct iswi_op iswi_op_rest(const struct iswi_op *op)
 
 /* hedge.c */
 /*
- * A read of a donor is slow: its pages are asked of the backup as well, if that has them all. On
- * the transfer's receiver thread, as xfer.slow. When both legs have failed op->done is called, on a
- * copy of the donor's leg whose `tried` says why; the request's pending is put after it.
+ * A read of a donor is slow: its pages are asked of the backup as well, if that has them all;
+ * otherwise false. On the transfer's receiver thread, as xfer.slow. When both legs have failed, or
+ * a donor whose answer was dropped is back, op->done is called, on a copy of the donor's leg whose
+ * `tried` says why; the request's pending is put after it.
  */
-void iswi_hedge_begin(struct iswi_op *op, uint32_t received);
+bool iswi_hedge_begin(struct iswi_op *op, uint32_t received);
 /*
  * The other way round, for pages that the backup is thought to have sooner, PAIR_PAGES at most: op
  * is the donor's leg, which is sent only when the backup is slow. False: there are no buffers, and

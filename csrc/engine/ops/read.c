@@ -346,9 +346,11 @@ static void read_pages(struct isw_engine *e, struct iswi_req *req, uint64_t page
 
 	for (uint32_t place = 0; place < 2; place++) {
 		at.mapped[place] = iswi_place_get(e, at.slab, place, &at.word[place]);
+		/* After a hedge in vain a donor that has not failed has answered: it is back. */
 		at.avoid[place] = at.mapped[place] && e->has_backup &&
 				  (tried & ISWI_PAST_SLOW ||
-				   iswi_remote_avoid(iswi_remote_of(e, at.slab, place)));
+				   (!(tried & ISWI_HEDGED) &&
+				    iswi_remote_avoid(iswi_remote_of(e, at.slab, place))));
 		if (at.mapped[place] && !tried)
 			at.choice[place] = iswi_quicker(e, iswi_remote_of(e, at.slab, place),
 							(uint32_t)(end - page), req->start_ns);
@@ -487,9 +489,12 @@ static void remote_read_slow(struct iswi_xfer *xfer, uint32_t received)
 {
 	struct iswi_op *op = ISWI_CONTAINER(xfer, struct iswi_op, xfer);
 
-	iswi_remote_note_slow(op->engine, op);
+	uint64_t for_ns = iswi_remote_note_slow(op->engine, op);
+
 	op->done = in_vain;
-	iswi_hedge_begin(op, received);
+	/* Now the backup lacks a page, which is on its way there, or there are hedges enough. */
+	if (!iswi_hedge_begin(op, received))
+		xfer->slow_us = (uint32_t)ISWI_MAX(for_ns / 500, op->engine->config.hedge_us_min);
 }
 
 static void backup_read_done(struct iswi_op *op, int error)

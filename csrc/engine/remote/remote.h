@@ -10,10 +10,10 @@
 #include "transport/transport.h"
 
 #define ISWI_REMOTE_QUEUES_MAX 16u
-/* Pages of this many bytes keep to one connection, so that a sequential run is one transfer. */
-#define ISWI_STRIPE_PAGES 256u
+/* So many pages keep to one connection, where a sequential run of them is one transfer. */
+#define ISWI_STRIPE_PAGES ISWI_XFER_PAGES_MAX
 /* A donor that owes this many slow reads is not asked for what the backup has. */
-#define ISWI_HEDGES_MAX 8u
+#define ISWI_OWED_MAX 8u
 
 enum iswi_remote_state {
 	ISWI_REMOTE_UNUSED,
@@ -39,7 +39,7 @@ struct iswi_remote {
 	/* Relaxed: a guess, to which each queue's thread contributes; a lost one does no harm. */
 	atomic_uint_fast64_t read_tail_ns, tail_raised_ns;
 	struct iswi_speed speed; /* of all its reads */
-	atomic_uint hedges; /* hedged reads it has not answered yet; relaxed: a guess for others */
+	atomic_uint owed; /* slow reads it has not answered yet; relaxed: a guess for others */
 };
 
 /* By who holds a use of it. */
@@ -62,9 +62,9 @@ void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error
 uint32_t iswi_remote_slow_after_us(const struct isw_engine *e, const struct iswi_remote *r);
 /* A read of this remote was answered. */
 void iswi_remote_note_read(struct iswi_remote *r, uint64_t submitted_ns, uint64_t now_ns);
-/* This read of a remote is slow and not answered yet. */
-void iswi_remote_note_slow(struct isw_engine *e, const struct iswi_op *op);
-/* It owes so many hedged reads that others had better pass it by. */
+/* This read of a remote is slow and not answered yet: owed. Returns for how long it was not. */
+uint64_t iswi_remote_note_slow(struct isw_engine *e, struct iswi_op *op);
+/* It owes so many slow reads that others had better pass it by. */
 bool iswi_remote_avoid(const struct iswi_remote *r);
 /* Once, before any remote is reserved. */
 void iswi_remote_init(struct isw_engine *e);

@@ -43,12 +43,16 @@ void iswi_remote_note_read(struct iswi_remote *r, uint64_t submitted_ns, uint64_
 	atomic_store_explicit(&r->read_tail_ns, tail, memory_order_relaxed);
 }
 
-void iswi_remote_note_slow(struct isw_engine *e, const struct iswi_op *op)
+uint64_t iswi_remote_note_slow(struct isw_engine *e, struct iswi_op *op)
 {
 	struct iswi_remote *r = iswi_remote_of(e, op->slab, op->place);
+	uint64_t for_ns = e->clock->now_ns(e->clock->ctx) - op->xfer.submitted_ns;
 
-	iswi_speed_unanswered(&r->speed, op->load,
-			      e->clock->now_ns(e->clock->ctx) - op->xfer.submitted_ns);
+	iswi_speed_unanswered(&r->speed, op->load, for_ns);
+	if (!op->owed)
+		atomic_fetch_add_explicit(&r->owed, 1, memory_order_relaxed);
+	op->owed = true;
+	return for_ns;
 }
 
 /*
@@ -57,7 +61,7 @@ void iswi_remote_note_slow(struct isw_engine *e, const struct iswi_op *op)
  */
 bool iswi_remote_avoid(const struct iswi_remote *r)
 {
-	return atomic_load_explicit(&r->hedges, memory_order_relaxed) >= ISWI_HEDGES_MAX;
+	return atomic_load_explicit(&r->owed, memory_order_relaxed) >= ISWI_OWED_MAX;
 }
 
 /* The op's connection, and where its pages lie there. Once for each op: it is on its way now. */
@@ -138,8 +142,8 @@ void iswi_remote_ended(struct isw_engine *e, const struct iswi_op *op, int error
 	struct iswi_place *p = iswi_place(e, op->slab, op->place);
 	struct iswi_remote *r = iswi_remote_of(e, op->slab, op->place);
 
-	if (op->twin && !op->last)
-		atomic_fetch_sub_explicit(&r->hedges, 1, memory_order_relaxed);
+	if (op->owed)
+		atomic_fetch_sub_explicit(&r->owed, 1, memory_order_relaxed);
 	if (op->xfer.kind == ISWI_XFER_READ)
 		iswi_speed_end(&r->speed, op->pages);
 	if (op->measured_ns)

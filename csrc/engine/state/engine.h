@@ -19,12 +19,13 @@
  *  R6  A copy (ops/copy.c) begins only on a page without an entry and has version 0, so any write
  *      or zeroing outdates it. Its buffer is not read before its bytes are verified; then it is
  *      staged and sent under the rules of a write.
- *  R7  A hedged read (ops/hedge.c) has two legs, each with its own staging buffers: once there are
- *      two, neither writes into the request. The first leg that ends with verified bytes copies
- *      them into the request and ends it; the other leg then touches nothing of the request. When
- *      both legs fail, the last one to end goes on for the request. Buffers and ops of both legs
- *      are given back when both have ended, and only by completion events; the donor's leg keeps
- *      its use of the slab's place until its own end (R5).
+ *  R7  A hedged read (ops/hedge.c) has two legs, neither of which writes into the request: each
+ *      has a buffer of its own, or, in a bare hedge, the donor's has none. The first leg that ends
+ *      with verified bytes copies them into the request and ends it; the other leg then touches
+ *      nothing of the request. When the donor's leg ends well without a buffer and is first, its
+ *      pages are read again, likewise once; when both legs fail, the last one to end goes on for
+ *      the request. Buffers and ops of both legs are given back when both have ended, and only by
+ *      completion events; the donor's leg keeps its use of the slab's place until its own end (R5).
  *  R8  A slab that migrates has two places. Writes go to the current one, at_place says where a
  *      page was valid last, and only an acknowledgement moves it. A place becomes current before
  *      anybody checks whether the other one is still written to.
@@ -52,8 +53,8 @@
  *      not open (anew.c).
  *  R10 Only a page's newest version has a descriptor, except for the moment after a newer one was
  *      committed. A superseded or zeroed version loses its descriptor even while transfers hold its
- *      buffer: otherwise it would come back when the newer one is freed. Buffers of copies and
- *      hedged reads have none.
+ *      buffer: otherwise it would come back when the newer one is freed. Buffers of copies have
+ *      none.
  *  R11 The bit that says where a page is valid is set before the one that said where it was, or
  *      that it was lost, is cleared; at_place is stored before remote-valid is set.
  *  R12 A place's word is stored after everything else of its mapping and before the place becomes
@@ -79,15 +80,17 @@
 
 #include "engine/request.h"
 #include "engine/state/pace.h"
+#include "transport/transport.h"
 #include "util/util.h"
 
 #define ISWI_NONE UINT32_MAX
 
-/* Reads with both legs from the start, and the pages of one. */
+/* Reads that are both legs' at once: with buffers for each, their pages, and without any. */
 #define ISWI_PAIRS      16u
 #define ISWI_PAIRS_ALL  ((1u << ISWI_PAIRS) - 1) /* their bits */
 #define ISWI_PAIR_PAGES 16u
 #define ISWI_PAIR_BYTES (2 * ISWI_PAIR_PAGES * ISW_PAGE_BYTES)
+#define ISWI_BARE       1024u
 /* For each lock of a predecessor who was killed: its last writes may be on a slow disk. */
 #define ISWI_OWNER_WAIT_MS 10000u
 
@@ -159,7 +162,7 @@ struct isw_engine {
 		pthread_mutex_t lock;
 		uint64_t *free_bits;
 		uint32_t words, cursor, used;
-		uint32_t copies; /* of those used, by copies and hedged reads */
+		uint32_t copies; /* of those used, by copies */
 	} staging_alloc;
 
 	struct {
@@ -170,10 +173,13 @@ struct isw_engine {
 		void (*go_on)(struct isw_engine *e);
 	} waiting; /* writes without a staging buffer; see ops/write.c */
 
-	struct iswi_pace pace;     /* whether the quicker source is asked while much is read */
-	struct iswi_ahead *ahead;  /* NULL: nothing is read ahead */
-	unsigned char *pairs_data; /* buffers for both legs of reads; see ops/hedge.c */
-	atomic_uint pairs_free;    /* a bit for each */
+	struct iswi_pace pace;       /* whether the quicker source is asked while much is read */
+	struct iswi_ahead *ahead;    /* NULL: nothing is read ahead */
+	unsigned char *pairs_data;   /* buffers for both legs of reads; see ops/hedge.c */
+	atomic_uint pairs_free;      /* a bit for each */
+	atomic_uint bare_free;       /* hedges without a pair that may begin */
+	unsigned char *readers_data; /* leg_bytes for each reader of the backup */
+	uint64_t leg_bytes;
 	struct iswi_op *ops, *ops_free;
 	pthread_mutex_t ops_lock;
 	void *volatile_memory;
@@ -190,5 +196,10 @@ struct isw_engine {
 	struct iswi_latency read_latency, write_latency, remote_read_latency, remote_write_latency,
 		backup_read_latency, backup_write_latency;
 };
+
+static inline bool iswi_hedges(const struct isw_engine *e)
+{
+	return e->has_backup && e->config.hedge_us_min;
+}
 
 #endif

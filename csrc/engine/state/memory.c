@@ -16,13 +16,16 @@ static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_er
 	uint64_t request_pages = e->config.request_bytes_max / ISW_PAGE_BYTES;
 	uint32_t ahead = e->config.flags & ISW_ENGINE_READ_AHEAD ? ISWI_AHEAD_GROUPS : 0;
 	/*
-	 * Each write, copy or leg holds a staging buffer or one of a pair, each read of a group
-	 * ahead that group, each other read a page of a request.
+	 * Each write or copy holds a staging buffer, each leg one of a pair or half of a bare
+	 * hedge, each read of a group ahead that group, each other read a page of a request.
 	 */
-	uint32_t pairs = e->config.flags & ISW_ENGINE_QUICKER ? ISWI_PAIRS : 0;
-	uint64_t ops = staging + e->config.requests_max * request_pages + ahead + 2 * pairs;
+	uint32_t pairs = iswi_hedges(e) ? ISWI_PAIRS : 0, bare = iswi_hedges(e) ? ISWI_BARE : 0;
+	uint64_t ops =
+		staging + e->config.requests_max * request_pages + ahead + 2 * (pairs + bare);
+	uint64_t leg_bytes = ISWI_MIN(request_pages, ISWI_XFER_PAGES_MAX) * ISW_PAGE_BYTES;
+	uint32_t readers = iswi_hedges(e) ? e->config.backup_readers : 0;
 	uint64_t end = 0, shards_at, uses_at, entries_at, bits_at, ops_at, remotes_at, ahead_at,
-		 ahead_data_at, pairs_at;
+		 ahead_data_at, pairs_at, readers_at;
 	unsigned char *base;
 
 	e->staging_alloc.words = (staging + 63) / 64;
@@ -35,6 +38,7 @@ static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_er
 	ahead_at = iswi_lay_out(&end, ahead ? sizeof(struct iswi_ahead) : 0);
 	ahead_data_at = iswi_lay_out(&end, ahead * ISWI_AHEAD_GROUP_BYTES);
 	pairs_at = iswi_lay_out(&end, pairs * ISWI_PAIR_BYTES);
+	readers_at = iswi_lay_out(&end, readers * leg_bytes);
 	base = mmap(NULL, end, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE,
 		    -1, 0);
 	if (base == MAP_FAILED)
@@ -52,6 +56,9 @@ static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_er
 	e->remotes = (struct iswi_remote *)(base + remotes_at);
 	e->pairs_data = base + pairs_at;
 	atomic_init(&e->pairs_free, pairs ? ISWI_PAIRS_ALL : 0);
+	atomic_init(&e->bare_free, bare);
+	e->readers_data = base + readers_at;
+	e->leg_bytes = leg_bytes;
 	e->ahead = ahead ? (struct iswi_ahead *)(base + ahead_at) : NULL;
 	for (uint32_t i = 0; i < ahead; i++)
 		e->ahead->groups[i].data = base + ahead_data_at + i * ISWI_AHEAD_GROUP_BYTES;

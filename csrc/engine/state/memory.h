@@ -11,15 +11,15 @@ void iswi_memory_destroy(struct isw_engine *e);
 /* Up to `want` consecutive free buffers; returns how many (0: none), the first in *slot_out. */
 uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_out);
 /*
- * The same for a copy or a hedged read: none when these have spare_max already, and only so many
- * that at least half of all stay free.
+ * The same for a copy: none when copies have spare_max already, and only so many that at least half
+ * of all stay free.
  */
 uint32_t iswi_staging_take_spare(struct isw_engine *e, uint32_t want, uint32_t spare_max,
 				 uint32_t *slot_out);
 void iswi_staging_give(struct isw_engine *e, uint32_t slot);
 /* Takes this free buffer, for a caller that found it in use in the arena. */
 void iswi_staging_claim(struct isw_engine *e, uint32_t slot);
-/* How many are in use, and how many of these by copies and hedged reads, which are dispensable. */
+/* How many are in use, and how many of these by copies, which are dispensable. */
 void iswi_staging_count(struct isw_engine *e, uint32_t *used_out, uint32_t *copies_out);
 struct iswi_op *iswi_op_take(struct isw_engine *e);
 void iswi_op_give(struct isw_engine *e, struct iswi_op *op);

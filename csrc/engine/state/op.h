@@ -35,18 +35,19 @@ struct iswi_op {
 	uint32_t pages;
 	uint32_t slab;
 	uint64_t measured_ns; /* when a read began that measures its source; 0: it does not */
-	uint32_t slot;        /* writes, copies: first of `pages` consecutive staging buffers */
-	uint64_t number;      /* reads: of the first page's seal when they began */
-	uint32_t remote;      /* where it was sent */
-	atomic_uint hedge;    /* ISWI_HEDGE_*, in the donor's leg; seq_cst: orders the legs' ends */
-	uint8_t load;         /* reads: see state/speed.h */
-	uint8_t place;        /* of which it holds a use */
+	/* Writes, copies: first of `pages` consecutive staging buffers. Legs: their pair. */
+	uint32_t slot;
+	uint64_t number;   /* reads: of the first page's seal when they began */
+	uint32_t remote;   /* where it was sent */
+	atomic_uint hedge; /* ISWI_HEDGE_*, in the donor's leg; seq_cst: orders the legs' ends */
+	uint8_t load;      /* reads: see state/speed.h */
+	uint8_t place;     /* of which it holds a use */
 	uint8_t tried;
 	bool copy; /* of copy.c: a read without a request, then a write */
 	bool pull; /* a copy from the slab's other place */
 	bool last; /* the donor's leg of a read that the backup got first: sent when that is slow */
 	bool slow; /* a read of the backup: xfer.slow was called; backup lock until it has ended */
-	bool owed; /* ... and it was not expected to take so long */
+	bool owed; /* ... and it was not expected to take so long; or a slow read of a donor */
 	/* A read of the backup, a slow read of a donor, a pulled page's write: what follows it. */
 	void (*done)(struct iswi_op *op, int error);
 	struct iswi_op *next;      /* free list or backup read queue */
