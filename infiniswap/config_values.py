@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infiniswap.errors import UsageError
+from infiniswap.errors import UsageError, is_utf8, not_utf8
 from infiniswap.units import (
     PAGE_BYTES,
     HostPort,
@@ -34,6 +34,8 @@ def convert(value: object, meta: Mapping[str, Any]) -> object:
     """
     if meta.get("auto") and value == "auto":
         return None
+    if isinstance(value, str | Path) and not is_utf8(str(value)):
+        raise not_utf8(str(value))
     match meta["kind"]:
         case "size":
             return _convert_size(value, meta)

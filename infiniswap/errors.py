@@ -221,3 +221,17 @@ def from_oserror(
         capability = "CAP_SYS_ADMIN" if code == errno.EPERM else "CAP_DAC_OVERRIDE"
         return NotPermittedError(text, where=where, mend=mend or rights.mend(capability))
     return SystemCallError(text, where=where, mend=mend, code=code)
+
+
+def is_utf8(text: str) -> bool:
+    """Whether text from outside (a file's name, a variable) is all UTF-8. Python keeps other bytes
+    as surrogates, which no file of ours can hold."""
+    return not any("\udc80" <= character <= "\udcff" for character in text)
+
+
+def not_utf8(text: str) -> UsageError:
+    """Such text would have to be written down."""
+    return UsageError(
+        f"{text!a} is not UTF-8",
+        mend="Use a name in UTF-8: configurations and the records of devices hold nothing else.",
+    )

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +20,7 @@ from infiniswap.cli.common.donors import address_of
 from infiniswap.cli.common.leases import table
 from infiniswap.cli.common.output import plain_console, results_console
 from infiniswap.cli.common.parser import add_shared
+from infiniswap.control.host_name import host_name
 from infiniswap.control.text import printable
 from infiniswap.errors import DeadlineError, InfiniswapError, NoDonorError
 from infiniswap.units import HostPort, counted, format_size_short
@@ -206,7 +206,7 @@ async def _ticket(
     use = LeaseUse(tenant=config.device.tenant)
     if config.device.tell_user:
         use = LeaseUse(user=by.user, uid=by.uid, tenant=config.device.tenant)
-    identity = Identity(str(uuid.uuid4()), "ticket", socket.gethostname(), use)
+    identity = Identity(str(uuid.uuid4()), "ticket", host_name(), use)
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None

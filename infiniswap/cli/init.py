@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 from infiniswap import config as configuration
 from infiniswap.cli.common import certificates
 from infiniswap.code_versions import packaged_in
+from infiniswap.control.host_name import host_name
 from infiniswap.errors import (
     ConfigError,
     ConflictError,
     InfiniswapError,
     UsageError,
     from_oserror,
+    is_utf8,
+    not_utf8,
 )
 from infiniswap.units import GIB, MIB, format_size, format_size_short
 
@@ -169,8 +172,7 @@ def compose(
     if addresses:
         found["daemon.listen"] = [f"this host's addresses are {addresses}."]
     head = (
-        f"Configuration of Infiniswap, written by `infiniswap {command}` on "
-        f"{socket.gethostname()}.",
+        f"Configuration of Infiniswap, written by `infiniswap {command}` on {host_name()}.",
         "",
         "Every key is listed. A key after a # has its default: remove the # to set another value.",
         "Sizes are written 512M or 1G; keys that end in _s are seconds, in _ms milliseconds.",
@@ -322,6 +324,8 @@ def _write(path: Path, text: str, *, replace: bool) -> None:
     from infiniswap.secret import write_new
 
     temporary = path.with_name(f".{path.name}.new")
+    if not is_utf8(text):  # it names the directory
+        raise not_utf8(str(path.parent))
     try:
         if not replace:
             write_new(path, text.encode(), 0o644)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from infiniswap import config as configuration
 from infiniswap.cli.common import certificates
 from infiniswap.cli.common.parser import add_shared
+from infiniswap.control.host_name import host_name
 from infiniswap.control.listening import check_reach
 from infiniswap.control.roles import Role
 from infiniswap.documents import page
@@ -167,7 +168,7 @@ def _terms(
     return terms(
         config,
         path,
-        config.daemon.name or socket.gethostname(),
+        config.daemon.name or host_name(),
         own,
         slab_bytes,
         session_key=args.session_key,

@@ -7,13 +7,13 @@ import argparse
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from infiniswap import config as configuration
+from infiniswap.control.host_name import host_name
 from infiniswap.control.listening import check_reach
 from infiniswap.control.text import printable
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError
@@ -172,7 +172,7 @@ async def _join(args: argparse.Namespace, token: Token, host: _Host) -> int:
             messages.InvitationRequest(
                 version=messages.VERSION,
                 password=token.password,
-                host=socket.gethostname(),
+                host=host_name(),
                 csr=made.certificate.decode(),
                 lends=lends,
                 preview=args.dry_run,

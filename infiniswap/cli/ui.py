@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from infiniswap import config as configuration
 from infiniswap.cli.common.donors import address_of
 from infiniswap.cli.common.parser import add_shared
+from infiniswap.control.host_name import host_name
 from infiniswap.units import HostPort
 
 if TYPE_CHECKING:
@@ -93,6 +93,6 @@ def said(address: HostPort, made: PageLink, certificates: Path | None) -> list[s
     if address.is_loopback:
         lines.append(
             "In a browser on another machine: first run, there, "
-            f"ssh -L {address.port}:{address} {socket.gethostname()}"
+            f"ssh -L {address.port}:{address} {host_name()}"
         )
     return lines

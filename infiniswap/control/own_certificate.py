@@ -20,14 +20,13 @@ import datetime
 import logging
 import os
 import re
-import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from infiniswap.control import pem
-from infiniswap.control.text import clean_text
+from infiniswap.control.host_name import host_name
 from infiniswap.control.tls import ServerTls, server_tls
 from infiniswap.errors import ConfigError, from_oserror
 from infiniswap.secret import read_tls_key, write_new
@@ -215,7 +214,7 @@ def new_certificate(shower: Shower = DONOR) -> bytes:
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    host = clean_text(socket.gethostname(), 64) or shower.name
+    host = host_name()[:64]
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     usage = dict.fromkeys(
         (

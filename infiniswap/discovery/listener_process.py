@@ -27,6 +27,7 @@ from typing import Final
 import msgspec
 
 from infiniswap import logs
+from infiniswap.control.host_name import host_name
 from infiniswap.discovery.directory import Directory
 from infiniswap.discovery.listener import Listener
 from infiniswap.discovery.order import NOTES_MAX, ORDER_BYTES_MAX, Order, Report
@@ -99,7 +100,7 @@ def is_own(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return host == socket.gethostname()
+        return host == host_name()
     if address.is_loopback:
         return False
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6

@@ -6,11 +6,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from infiniswap.control.host_name import host_name
 from infiniswap.control.text import clean_name
 from infiniswap.units import HostPort
 
@@ -32,15 +32,13 @@ class DonorIdentity:
 
 def make_identity(name: str, listen: HostPort) -> DonorIdentity:
     """Who this daemon is: the same over restarts on the same host, network and address."""
-    host_name = socket.gethostname() or "unnamed"
+    own = host_name()
     machine = ""
     with contextlib.suppress(OSError):
         machine = Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
     network = 0
     with contextlib.suppress(OSError):
         network = os.stat("/proc/self/ns/net").st_ino
-    seed = f"infiniswap donor {machine} {host_name} {network} {listen}"
+    seed = f"infiniswap donor {machine} {own} {network} {listen}"
     donor_id = uuid.uuid5(uuid.NAMESPACE_OID, seed) if listen.port else uuid.uuid4()
-    return DonorIdentity(
-        str(donor_id), clean_name(name, clean_name(host_name, "unnamed")), secrets.token_hex(16)
-    )
+    return DonorIdentity(str(donor_id), clean_name(name, own), secrets.token_hex(16))

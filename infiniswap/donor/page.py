@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from msgspec import structs
 
 from infiniswap.control import messages as m
 from infiniswap.control.client import ClientConfig
+from infiniswap.control.host_name import host_name
 from infiniswap.control.key_ring import KeyRing
 from infiniswap.ui import assets
 from infiniswap.ui.cluster_watch import ClusterWatch
@@ -63,7 +63,7 @@ async def make_page(
         # Without a configured secret the daemon serves this host alone, and every user of it may
         # read the status by a Unix socket (infiniswap.control.local).
         names=[
-            socket.gethostname(),
+            host_name(),
             *(address.host for address in (listen, *service.config.mqtt.advertise)),
         ],
         is_open_here=cluster.trust_file is None and service.config.daemon.run_dir is not None,

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from infiniswap.control.host_name import host_name
 from infiniswap.errors import InfiniswapError, NoDonorError, ProtocolMismatchError
 from infiniswap.units import PAGE_BYTES, HostPort
 
@@ -77,7 +78,7 @@ async def check_data_port(
     """
     from infiniswap.control.client import Identity, QuietHandler, connect
 
-    identity = Identity(_device_id(), "doctor", socket.gethostname())
+    identity = Identity(_device_id(), "doctor", host_name())
     async with await connect(address, identity, client, QuietHandler()) as session:
         await session.check_data_port()
         if not session.welcome.test_page:

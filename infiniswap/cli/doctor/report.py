@@ -8,7 +8,6 @@ words tell their state only; from all other text they are taken out.
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -16,6 +15,7 @@ from typing import Any, Final
 from infiniswap import __version__
 from infiniswap.cli.doctor.finding import Finding
 from infiniswap.config import Config
+from infiniswap.control.host_name import host_name
 from infiniswap.device.api import DeviceStatus, DonorRow
 from infiniswap.device.control import client
 from infiniswap.device.spec.rundir import DevicePaths, running_names
@@ -82,7 +82,7 @@ def cleaner(names: Iterable[str]) -> Callable[[str], str]:
 
 
 def _names(config: Config, statuses: Sequence[DeviceStatus]) -> Iterable[str]:
-    host = socket.gethostname()
+    host = host_name()
     yield from (host, host.partition(".")[0])
     for peer in config.peers():
         yield from (peer.host, peer.host.partition(".")[0])

@@ -11,13 +11,13 @@ import dataclasses
 import logging
 import os
 import random
-import socket
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from infiniswap import events
 from infiniswap.control.client import ClientConfig, Identity
+from infiniswap.control.host_name import host_name
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.donors.link_types import LinkConfig
 from infiniswap.device.donors.transports import allowed, watches
@@ -112,7 +112,7 @@ class Parts:
     @property
     def identity(self) -> Identity:
         """The identity that donors see."""
-        return Identity(self.spec.device_id, self.spec.name, socket.gethostname(), self.spec.use)
+        return Identity(self.spec.device_id, self.spec.name, host_name(), self.spec.use)
 
     async def blocking(self, call: Callable[[], T]) -> T:
         """Runs a call that blocks outside of the event loop, to its end even when cancelled."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from infiniswap.control.client import ClientConfig, Identity, QuietHandler, connect
+from infiniswap.control.host_name import host_name
 from infiniswap.device import frontends
 from infiniswap.device.donors.check import check_donors
 from infiniswap.device.donors.transports import allowed
@@ -174,7 +174,7 @@ def _check_backup(spec: DeviceSpec) -> int | None:
 async def _ask(
     found: _FoundOnce, spec: DeviceSpec, client: ClientConfig
 ) -> tuple[list[str], list[DonorAnswer]]:
-    identity = Identity(spec.device_id, spec.name, socket.gethostname())
+    identity = Identity(spec.device_id, spec.name, host_name())
     warnings = await check_donors(found, spec, identity, client)
     every = found.every()
     answers = await asyncio.gather(

@@ -25,7 +25,7 @@ from infiniswap.config import (
 from infiniswap.control.messages import LeaseUse
 from infiniswap.control.roles import Role
 from infiniswap.control.text import clean_text
-from infiniswap.errors import ConfigError, UsageError
+from infiniswap.errors import ConfigError, UsageError, not_utf8
 from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.secret import check_metrics_listen, host_key_path
 from infiniswap.units import PAGE_BYTES, HostPort, format_size
@@ -341,7 +341,10 @@ def encode_spec(spec: DeviceSpec) -> bytes:
         state_dir=config.daemon.state_dir,
         mqtt=config.mqtt if cluster.discovery == "mqtt" else None,
     )
-    return msgspec.json.encode(record, enc_hook=_encode_hook)
+    try:
+        return msgspec.json.encode(record, enc_hook=_encode_hook)
+    except UnicodeEncodeError as error:
+        raise not_utf8(error.object) from None
 
 
 def decode_spec(data: bytes, where: str) -> DeviceSpec:
