@@ -150,8 +150,13 @@ struct isw_store_config {
 	uint32_t leases_max;
 	uint32_t connections_max; /* all leases together */
 	uint32_t connections_per_lease_max;
-	uint32_t connections_per_host_max; /* of one address; 0: connections_max alone holds */
-	uint32_t handshake_ms_max;         /* a connection must reach GO within this */
+	/* Of one host past GO, and as many before; 0: connections_max alone holds. */
+	uint32_t connections_per_host_max;
+	/*
+	 * A connection must reach GO within this. Before GO it keeps no other one out: the longest
+	 * waiting one ends when another one needs its place.
+	 */
+	uint32_t handshake_ms_max;
 	/*
 	 * A reply that moves no byte for this long ends the connection, and so does a request that
 	 * is not there entirely this long after it began. Between requests it may be silent.

@@ -26,6 +26,10 @@ int iswi_nbd_conn_open(struct iswi_nbd_conn *conn)
 {
 	int err = conn->in_transmission ? open_default(conn) : iswi_nbd_handshake(conn);
 
+	if (err == 0 && !iswi_nbd_prove(conn)) {
+		conn->server->config.backend->close(conn->server->config.ctx, &conn->export, conn);
+		err = -ECONNABORTED;
+	}
 	if (err == 0)
 		conn->handshake_end_ns = 0;
 	else
@@ -155,40 +159,6 @@ static void set_options(struct iswi_nbd_server *server, int fd)
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
 }
 
-/* server->lock held. NULL: every place is taken. */
-static struct iswi_nbd_conn **find_place(struct iswi_nbd_server *server)
-{
-	for (uint32_t i = 0; i < server->config.connections_max; i++)
-		if (server->conns[i] == NULL)
-			return &server->conns[i];
-	return NULL;
-}
-
-/* A host of IPv6 may use any address of its /64, so that counts as one. */
-static bool is_same_host(const unsigned char *one, const unsigned char *other)
-{
-	static const unsigned char mapped[] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-	const bool is_ipv4 = memcmp(one, mapped, sizeof(mapped)) == 0;
-
-	return memcmp(one, other, is_ipv4 ? PEER_BYTES : PEER_BYTES / 2) == 0;
-}
-
-/* server->lock held. */
-static bool host_is_full(const struct iswi_nbd_server *server, const unsigned char *peer)
-{
-	uint32_t count = 0;
-
-	if (peer == NULL || server->config.connections_per_host_max == 0)
-		return false;
-	for (uint32_t i = 0; i < server->config.connections_max; i++) {
-		const struct iswi_nbd_conn *conn = server->conns[i];
-
-		if (conn != NULL && is_same_host(conn->peer, peer))
-			count++;
-	}
-	return count >= server->config.connections_per_host_max;
-}
-
 void iswi_nbd_conn_init(struct iswi_nbd_conn *conn, struct iswi_nbd_server *server, int fd)
 {
 	/* Not all of it: what is received first lands in rx, what is sent first in the union. */
@@ -207,10 +177,11 @@ static int add_conn(struct iswi_nbd_server *server, int fd, const unsigned char 
 {
 	struct iswi_nbd_conn **place, *conn;
 	int err = -EMFILE;
+	bool stranger;
 
 	set_options(server, fd);
 	pthread_mutex_lock(&server->lock);
-	place = host_is_full(server, peer) ? NULL : find_place(server);
+	place = iswi_nbd_place(server, peer, &stranger);
 	if (place == NULL)
 		goto err_refused;
 	err = -ENOMEM;
@@ -222,6 +193,8 @@ static int add_conn(struct iswi_nbd_server *server, int fd, const unsigned char 
 	if (peer != NULL)
 		memcpy(conn->peer, peer, PEER_BYTES);
 	conn->place = place;
+	conn->number = ++server->conn_last;
+	conn->stranger = stranger;
 	/* Before it starts: how many there are tells the thread who serves it. */
 	server->conn_count++;
 	/* Started under the lock: the thread cannot end before conn->thread is written. */

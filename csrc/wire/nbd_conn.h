@@ -3,6 +3,7 @@
 #ifndef ISWI_NBD_CONN_H
 #define ISWI_NBD_CONN_H
 
+#include <sys/socket.h>
 #include <sys/uio.h>
 
 #include "wire/nbd.h"
@@ -10,7 +11,9 @@
 
 #define RX_BYTES      65536u /* received ahead of what is being served */
 #define BATCH_REPLIES 64u    /* answered with one gathered send */
-#define PEER_BYTES    16u    /* an address */
+#define PEER_BYTES    16u    /* a host: see iswi_nbd_peer_of() */
+/* Hosts that have opened an export lately. */
+#define ISWI_NBD_KNOWN_MAX 256u
 
 /* Each may serve any number of connections: more than processors would help little. */
 #define ISWI_NBD_WORKERS_MAX 8u
@@ -95,6 +98,11 @@ struct iswi_nbd_conn {
 	struct iswi_nbd_worker *worker; /* server->hand_lock */
 	struct iswi_nbd_conn **place;   /* in server->conns */
 	int fd;                         /* written by who ends it, under server->lock */
+	/* See nbd_places.c; under server->lock. */
+	uint64_t number; /* of all, in their order */
+	bool stranger;   /* of a host that had opened no export when it came */
+	bool proved;     /* past GO */
+	bool displaced;  /* shut down, as another one needed its place */
 	/*
 	 * Set by iswi_nbd_conn_shutdown before it shuts the socket, read before each request:
 	 * requests received earlier are not served.
@@ -106,7 +114,7 @@ struct iswi_nbd_conn {
 	uint64_t received;
 	uint64_t looked;
 	struct iswi_nbd_conn *fence_next; /* server->fence_lock */
-	/* The client's address, an IPv4 one mapped to IPv6; zeros on a Unix socket. */
+	/* Zeros on a Unix socket. */
 	unsigned char peer[PEER_BYTES];
 	uint64_t handshake_end_ns; /* 0: past GO */
 	struct iswi_nbd_export export;
@@ -131,10 +139,18 @@ struct iswi_nbd_conn {
  */
 struct iswi_nbd_server {
 	struct iswi_nbd_server_config config;
-	/* conns, conn_count, each conn's fd */
+	/* What follows up to conn_count, each conn's fd, and what nbd_places.c needs of it. */
 	pthread_mutex_t lock;
 	struct iswi_nbd_conn **conns; /* NULL: the place is free */
-	atomic_uint conn_count;       /* that have not ended; relaxed without the lock: a hint */
+	uint64_t conn_last;           /* the number of the latest */
+	/* Broadcast: a connection has left conns. */
+	pthread_cond_t left;
+	/* until_ns 0: none. Zeros as peer: the place is free. */
+	struct iswi_nbd_known {
+		unsigned char peer[PEER_BYTES];
+		uint64_t until_ns;
+	} known[ISWI_NBD_KNOWN_MAX];
+	atomic_uint conn_count; /* that have not ended; relaxed without the lock: a hint */
 	/*
 	 * What follows up to ended, worker of each conn, and conn_count of each worker. Taken
 	 * after `lock`, and without it by a thread that hands its connection over: in a flood of
@@ -176,8 +192,14 @@ struct iswi_nbd_server {
 };
 
 /*
- * ---- nbd_conn.c. Takes fd: served in a thread of its own, or closed and counted. peer:
- * PEER_BYTES, copied; NULL on a Unix socket.
+ * ---- nbd_listen.c. The host of an address, PEER_BYTES: IPv4 mapped to IPv6, of IPv6 the /64
+ * network and the number of the link that it is of, and one for all of loopback. false: not of TCP.
+ */
+bool iswi_nbd_peer_of(const struct sockaddr_storage *address, unsigned char *peer);
+
+/*
+ * ---- nbd_conn.c. Takes fd: served in a thread of its own, or closed and counted. peer: of
+ * iswi_nbd_peer_of(), copied; NULL on a Unix socket.
  */
 void iswi_nbd_server_add(struct iswi_nbd_server *server, int fd, const unsigned char *peer);
 /* For a new connection, which the caller has allocated. */
@@ -186,6 +208,17 @@ void iswi_nbd_conn_init(struct iswi_nbd_conn *conn, struct iswi_nbd_server *serv
 int iswi_nbd_conn_open(struct iswi_nbd_conn *conn);
 /* Shuts every connection down and joins its thread. None can be added meanwhile. */
 void iswi_nbd_conns_end(struct iswi_nbd_server *server);
+
+/* ---- nbd_places.c */
+
+/*
+ * server->lock held, and dropped while a connection leaves for this one: a free place for a
+ * connection of that host (NULL: of a Unix socket). NULL: there is none.
+ */
+struct iswi_nbd_conn **iswi_nbd_place(struct iswi_nbd_server *server, const unsigned char *peer,
+				      bool *stranger_out);
+/* The connection has opened an export, and keeps its place. false: it has lost it already. */
+bool iswi_nbd_prove(struct iswi_nbd_conn *conn);
 
 /* ---- nbd_end.c */
 

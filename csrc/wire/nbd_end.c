@@ -39,6 +39,7 @@ bool iswi_nbd_conn_leave(struct iswi_nbd_conn *conn)
 	pthread_mutex_unlock(&server->hand_lock);
 	if (!stopping)
 		*conn->place = NULL;
+	pthread_cond_broadcast(&server->left);
 	return !stopping;
 }
 

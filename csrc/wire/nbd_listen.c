@@ -40,22 +40,32 @@ static void pause_accepting(struct iswi_nbd_listener *listener)
 	poll(&pollfd, 1, ACCEPT_RETRY_MS);
 }
 
-/* false: no address that tells hosts apart. */
-static bool peer_of(const struct sockaddr_storage *address, unsigned char *peer)
+bool iswi_nbd_peer_of(const struct sockaddr_storage *address, unsigned char *peer)
 {
 	const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address;
 	const struct sockaddr_in *in = (const struct sockaddr_in *)address;
+	static const unsigned char loopback[] = {127, 0, 0, 1};
 
-	if (address->ss_family == AF_INET6) {
-		memcpy(peer, &in6->sin6_addr, PEER_BYTES);
+	memset(peer, 0, PEER_BYTES);
+	if (address->ss_family != AF_INET && address->ss_family != AF_INET6)
+		return false;
+	if (address->ss_family == AF_INET6 && !IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr) &&
+	    !IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr)) {
+		/* A host may use any address of its /64. */
+		memcpy(peer, &in6->sin6_addr, PEER_BYTES / 2);
+		memcpy(peer + PEER_BYTES / 2, &in6->sin6_scope_id, sizeof(in6->sin6_scope_id));
 		return true;
 	}
-	if (address->ss_family != AF_INET)
-		return false;
 	/* As a socket that listens for both would show it. */
-	memset(peer, 0, 10);
 	memset(peer + 10, 0xff, 2);
-	memcpy(peer + 12, &in->sin_addr, 4);
+	if (address->ss_family == AF_INET)
+		memcpy(peer + 12, &in->sin_addr, 4);
+	else
+		memcpy(peer + 12, in6->sin6_addr.s6_addr + 12, 4);
+	/* A program of this host may connect from any of millions. */
+	if (peer[12] == 127 ||
+	    (address->ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr)))
+		memcpy(peer + 12, loopback, 4);
 	return true;
 }
 
@@ -71,7 +81,7 @@ static void *listener_main(void *opaque)
 
 		if (fd >= 0)
 			iswi_nbd_server_add(listener->server, fd,
-					    peer_of(&address, peer) ? peer : NULL);
+					    iswi_nbd_peer_of(&address, peer) ? peer : NULL);
 		else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
 			pause_accepting(listener);
 	}

@@ -8,6 +8,19 @@
 
 #include "wire/nbd_conn.h"
 
+static int init_left(struct iswi_nbd_server *server)
+{
+	pthread_condattr_t attr;
+	int err = -pthread_condattr_init(&attr);
+
+	if (err != 0)
+		return err;
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	err = -pthread_cond_init(&server->left, &attr);
+	pthread_condattr_destroy(&attr);
+	return err;
+}
+
 int iswi_nbd_server_create(const struct iswi_nbd_server_config *config,
 			   struct iswi_nbd_server **server_out, struct isw_error *error)
 {
@@ -39,10 +52,15 @@ int iswi_nbd_server_create(const struct iswi_nbd_server_config *config,
 	err = -pthread_mutex_init(&server->hand_lock, NULL);
 	if (err != 0)
 		goto err_fence_lock;
+	err = init_left(server);
+	if (err != 0)
+		goto err_hand_lock;
 	server->workers_stop_fd = -1;
 	*server_out = server;
 	return 0;
 
+err_hand_lock:
+	pthread_mutex_destroy(&server->hand_lock);
 err_fence_lock:
 	pthread_mutex_destroy(&server->fence_lock);
 err_lock:
@@ -63,6 +81,7 @@ void iswi_nbd_server_destroy(struct iswi_nbd_server *server)
 		return;
 	iswi_nbd_server_unlisten(server); /* from here on nothing is added to conns */
 	iswi_nbd_conns_end(server);
+	pthread_cond_destroy(&server->left);
 	pthread_mutex_destroy(&server->hand_lock);
 	pthread_mutex_destroy(&server->fence_lock);
 	pthread_mutex_destroy(&server->lock);

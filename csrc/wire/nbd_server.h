@@ -128,8 +128,9 @@ struct iswi_nbd_server_config {
 	const struct iswi_nbd_backend *backend; /* borrowed */
 	void *ctx;
 	uint32_t connections_max;
-	uint32_t connections_per_host_max; /* of one address; 0: only the limit of all. TCP */
-	uint32_t handshake_ms_max;         /* from accept to GO */
+	/* TCP: so many of one host past GO, and as many before; 0: only the limit of all */
+	uint32_t connections_per_host_max;
+	uint32_t handshake_ms_max; /* from accept to GO */
 	/*
 	 * For asynchronous exports. A client that shuts a connection down sends the requests in
 	 * flight there again on another one. From then on no request of the first is submitted.

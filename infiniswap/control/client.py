@@ -141,12 +141,6 @@ class ClientConfig:
         return OneConnection(own.client, check)
 
 
-_SINCE: Final = {
-    m.PAGE_LINK_PATH: "has no page",
-    m.DRAIN_FORCE_PATH: "cannot drain by force",
-}
-"""What a daemon lacks that knows no such path."""
-
 _EVICTIONS_MAX = 4096
 """Evictions handled at once, each while its slab is copied elsewhere. The donor takes further slabs
 by force."""
@@ -746,14 +740,20 @@ async def _fetch(
             raise refused_role(address, _said_of(bytes(body)))
         if response.status == 503:
             raise full(address)
-        if response.status == 404 and path in _SINCE:
-            raise older(address, _SINCE[path])
+        if response.status == 404 and (lacks := _lacks_without(path)):
+            raise older(address, lacks)
         if response.status != 200:
             raise not_a_daemon(address, f"HTTP status {response.status}")
     try:
         return m.decode_body(bytes(body), kind), proof
     except ProtocolMismatchError as error:
         raise not_a_daemon(address, error.what) from None
+
+
+def _lacks_without(path: str) -> str:
+    """What a daemon of an earlier release lacks that knows no such path; empty: all know it."""
+    later = {m.PAGE_LINK_PATH: "has no page", m.DRAIN_FORCE_PATH: "cannot drain by force"}
+    return later.get(path, "")
 
 
 def _said_of(body: bytes) -> str:

@@ -3,8 +3,9 @@
 `handshake_rate` allows.
 
 Connections are counted before a byte is read, so that thousands of connections cost little more
-than their accept. The first byte says whether a peer begins TLS: one that does not is told so. A
-peer that does not read what it asked for loses its connection.
+than their accept. One that does not prove itself in time ends, and earlier if others need its place
+(infiniswap.control.places). The first byte says whether a peer begins TLS: one that does not is
+told so. A peer that does not read what it asked for loses its connection.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from infiniswap.control import tls
 from infiniswap.control.handshake_rate import HandshakeRates
 from infiniswap.control.mutual import MutualContext
 from infiniswap.control.peer import peer_of, unmapped
+from infiniswap.control.places import PROOF_S, ConnectionPlaces
 from infiniswap.control.tls import ServerTls
 
 REFUSAL: Final = (
@@ -41,6 +43,8 @@ _READ_BYTES: Final = 16 * 1024
 _SHUTDOWN_S: Final = 1.0
 """How long a peer may take to agree to the end of TLS, or to read that it was refused."""
 _REFUSED_OPEN_MAX: Final = 16
+_GOODBYE_PART: Final = 0.1
+"""So much longer a peer that was too slow keeps its connection, to read that it was."""
 
 
 class Gate:
@@ -48,16 +52,15 @@ class Gate:
 
     Args:
         make: makes the protocol of one connection; None: the server has stopped.
-        connections_max: at once.
-        per_host_max: at once of one peer (see peer_of).
-        counters: gets `connections_refused`, `connections_idle_closed`,
+        connections_max, per_host_max: see infiniswap.control.places.
+        counters: gets `connections_refused`, `connections_displaced`, `connections_idle_closed`,
             `connections_unread_closed`, `connections_plain`, `handshakes_limited` and
             `certificates_refused`.
-        refused: told the address of each that is refused.
+        refused: told the address of each that is refused, or has lost its place.
         plain: told the address of each that does not begin TLS.
         tls: key and certificate; None: connections stay plain.
-        request_s: how long a peer may take until its first request (`asked`), from its connection
-            on; and to read what was sent to it.
+        request_s: how long a peer may take to read what was sent to it.
+        proof_s: how long it may take from its connection on until it has proved itself (`proved`).
         rates: how often peers may begin TLS; None: as often as they like.
         refused_certificate: told the address of each whose certificate does not count, and why.
     """
@@ -72,6 +75,7 @@ class Gate:
         plain: Callable[[str], None] = lambda host: None,
         tls: ServerTls | None = None,
         request_s: float = 5.0,
+        proof_s: float = PROOF_S,
         rates: HandshakeRates | None = None,
         refused_certificate: Callable[[str, str], None] = lambda host, why: None,
     ) -> None:
@@ -83,13 +87,11 @@ class Gate:
         self.use_tls(tls)
         self.request_s = request_s
         self._make = make
-        self._connections_max = connections_max
-        self._per_host_max = per_host_max
+        self.places = ConnectionPlaces[_Counted](connections_max, per_host_max)
         self._refused = refused
         self._rates = rates
-        self._open = 0
-        self._by_host: Counter[str] = Counter()
-        self._until_asked: dict[asyncio.Protocol, asyncio.TimerHandle] = {}
+        self.proof_s = proof_s
+        self._unproved: dict[asyncio.Protocol, tuple[_Counted, asyncio.TimerHandle]] = {}
         self.refused_open = 0
         """Connections that were refused, and whose peers may still be reading why."""
 
@@ -107,19 +109,19 @@ class Gate:
         """For loop.create_server."""
         return _Counted(self)
 
-    def enter(self, host: str) -> asyncio.Protocol | None:
+    def enter(self, host: str, connection: _Counted) -> asyncio.Protocol | None:
         """The protocol of a new connection, which `leave` must follow; None: refused."""
-        peer = peer_of(host)
-        full = self._open >= self._connections_max or self._by_host[peer] >= self._per_host_max
-        protocol = None if full else self._make()
+        now_s = asyncio.get_running_loop().time()
+        is_in, lost = self.places.enter(peer_of(host), connection, now_s)
+        for loser in lost:
+            self.counters["connections_displaced"] += 1
+            self._refused(loser.host)
+            loser.end()
+        protocol = self._make() if is_in else None
         if protocol is None:
+            self.places.leave(connection)
             self.counters["connections_refused"] += 1
             self._refused(host)
-        else:
-            self._open += 1
-            self._by_host[peer] += 1
-        if not self._by_host[peer]:
-            del self._by_host[peer]
         return protocol
 
     def may_begin_tls(self, host: str) -> bool:
@@ -127,30 +129,45 @@ class Gate:
         if self._rates is None:
             return True
         peer, now_s = peer_of(host), asyncio.get_running_loop().time()
-        if self._rates.take(peer, now_s, is_stranger=self._by_host[peer] <= 1):
+        is_stranger = not self.places.is_known(peer, now_s)
+        if self._rates.take(peer, now_s, is_stranger=is_stranger):
             return True
         self.counters["handshakes_limited"] += 1
         self._refused(host)
         return False
 
-    def wait(self, inner: asyncio.Protocol, end: Callable[[], None]) -> None:
-        """The connection with that protocol has begun; `end` ends it when its time is up."""
+    def wait(self, inner: asyncio.Protocol, connection: _Counted) -> None:
+        """The connection with that protocol has begun; it ends when its time is up."""
+
+        def end_idle() -> None:
+            self.counters["connections_idle_closed"] += 1
+            connection.end()
+
         loop = asyncio.get_running_loop()
-        self._until_asked[inner] = loop.call_later(self.request_s, end)
+        timer = loop.call_later(self.proof_s * (1 + _GOODBYE_PART), end_idle)
+        self._unproved[inner] = connection, timer
 
-    def asked(self, inner: asyncio.Protocol) -> None:
-        """The first request has come over the connection with that protocol, or it is gone."""
-        timer = self._until_asked.pop(inner, None)
-        if timer is not None:
+    def proved(self, inner: asyncio.Protocol) -> None:
+        """The peer of the connection with that protocol has proved itself: it keeps its place."""
+        waiting = self._unproved.pop(inner, None)
+        if waiting is not None:
+            connection, timer = waiting
             timer.cancel()
+            self.places.proved(connection, asyncio.get_running_loop().time())
 
-    def leave(self, host: str) -> None:
+    def proof_due_s(self, inner: asyncio.Protocol) -> float:
+        """Until when its peer has to prove itself, by the loop's clock."""
+        waiting = self._unproved.get(inner)
+        if waiting is None:
+            return asyncio.get_running_loop().time() + self.proof_s
+        return waiting[1].when() - _GOODBYE_PART * self.proof_s
+
+    def leave(self, inner: asyncio.Protocol, connection: _Counted) -> None:
         """The connection is gone."""
-        peer = peer_of(host)
-        self._open -= 1
-        self._by_host[peer] -= 1
-        if not self._by_host[peer]:
-            del self._by_host[peer]
+        waiting = self._unproved.pop(inner, None)
+        if waiting is not None:
+            waiting[1].cancel()
+        self.places.leave(connection)
 
 
 def _host_of(transport: asyncio.BaseTransport) -> str:
@@ -172,7 +189,7 @@ class _Counted(asyncio.BufferedProtocol):
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._host = ""
+        self.host = ""
         self._inner: asyncio.Protocol | None = None  # None: not let in
         self._plain: asyncio.Protocol | None = None  # what talks to a peer without TLS
         self._tls: sslproto.SSLProtocol | None = None
@@ -187,13 +204,13 @@ class _Counted(asyncio.BufferedProtocol):
         self._transport = transport
         # So pause_writing is called as soon as the kernel has no room for more.
         transport.set_write_buffer_limits(0)
-        self._host = _host_of(transport)
-        inner = self._gate.enter(self._host)
+        self.host = _host_of(transport)
+        inner = self._gate.enter(self.host, self)
         if inner is None:
             self._refuse(transport)
             return
         self._inner = inner
-        self._gate.wait(inner, self._end_idle)
+        self._gate.wait(inner, self)
         if self._gate.tls is None:
             self._plain = inner
             inner.connection_made(transport)
@@ -212,15 +229,14 @@ class _Counted(asyncio.BufferedProtocol):
         with contextlib.suppress(OSError):  # the peer has closed it already
             transport.write_eof()
 
-    def _end_idle(self) -> None:
-        self._gate.counters["connections_idle_closed"] += 1
+    def end(self) -> None:
+        """Ends the connection at once."""
         assert self._transport is not None
         self._transport.abort()
 
     def _end_unread(self) -> None:
         self._gate.counters["connections_unread_closed"] += 1
-        assert self._transport is not None
-        self._transport.abort()
+        self.end()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_read()
@@ -228,8 +244,7 @@ class _Counted(asyncio.BufferedProtocol):
             self._lingering.cancel()
             self._gate.refused_open -= 1
         if self._inner is not None:
-            self._gate.asked(self._inner)
-            self._gate.leave(self._host)
+            self._gate.leave(self._inner, self)
         inner = self._plain or self._tls
         if inner is not None:
             inner.connection_lost(error)
@@ -244,7 +259,7 @@ class _Counted(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._tls is not None:
-            self._gate.speaking = self._host
+            self._gate.speaking = self.host
             self._tls.buffer_updated(nbytes)
             return
         assert self._buffer is not None
@@ -262,11 +277,11 @@ class _Counted(asyncio.BufferedProtocol):
         assert self._gate.tls is not None
         if data[0] != tls.FIRST_BYTE:
             self._gate.counters["connections_plain"] += 1
-            self._gate.plain(self._host)
+            self._gate.plain(self.host)
             self._transport.write(PLAIN_REFUSAL)
             self._transport.close()
             return
-        if not self._gate.may_begin_tls(self._host):
+        if not self._gate.may_begin_tls(self.host):
             self._transport.write(tls.FULL)
             self._transport.close()
             return
@@ -279,7 +294,7 @@ class _Counted(asyncio.BufferedProtocol):
             ssl_handshake_timeout=self._gate.request_s,  # type: ignore[arg-type]  # any number
             ssl_shutdown_timeout=_SHUTDOWN_S,
         )
-        self._gate.speaking = self._host
+        self._gate.speaking = self.host
         self._tls.connection_made(self._transport)
         self._feed(self._tls, data)
 

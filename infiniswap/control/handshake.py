@@ -2,19 +2,17 @@
 """The donor's end of a handshake: who may begin one, and what both ends prove to each other, unless
 their certificates have done that.
 
-The places for peers without a proof are few, and each is held for a bounded time. A peer that has
-flooded a session is refused for a while.
+Each handshake is bounded in time; infiniswap.control.places bounds how many there are. A peer that
+has flooded a session is refused for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Final
 
 from infiniswap.control import auth
@@ -77,7 +75,6 @@ class Handshakes:
         self._counters = counters
         self._log = log_peer
         self._number = 0  # of the last session
-        self._under_way: Counter[str] = Counter()  # by peer
         self._floods_s: dict[str, float] = {}  # by peer: kept out until then
 
     def keep_out(self, peer: str) -> None:
@@ -87,7 +84,7 @@ class Handshakes:
         self._floods_s[peer] = now_s + self._config.flood_s
 
     async def perform(
-        self, ws: WebSocket, address: str, sessions: int, *, is_stopping: bool
+        self, ws: WebSocket, address: str, sessions: int, due_s: float, *, is_stopping: bool
     ) -> ServerSession | None:
         """The session of a peer that has proved itself; None: it was turned away, and knows why.
 
@@ -95,45 +92,32 @@ class Handshakes:
             ws: the connection.
             address: of the peer, HOST:PORT.
             sessions: how many are open.
+            due_s: until when the peer has to prove itself, by the loop's clock; at most `proof_s`.
             is_stopping: whether the server takes no more.
         """
-        with self._place(address) as free:
-            if not free or sessions >= self._config.sessions_max:
-                await self._turn_away(ws, m.GOODBYE_BUSY, "too many sessions", address)
-                return None
-            if self._is_kept_out(peer_of(host_of(address))):
-                detail = "a session of this host has flooded the donor: try again later"
-                await self._turn_away(ws, m.GOODBYE_FLOOD, detail, address)
-                return None
-            if is_stopping:
-                await self._turn_away(ws, m.GOODBYE_SHUTDOWN, "", address)
-                return None
-            try:
-                async with asyncio.timeout(self._config.handshake_s):
-                    return await self._handshake(ws, address)
-            except TimeoutError:
-                await self._turn_away(ws, m.GOODBYE_SILENCE, "the handshake took too long", address)
-            except ProtocolMismatchError as error:
-                self._counters["protocol_errors"] += 1
-                await self._turn_away(ws, m.GOODBYE_PROTOCOL, error.what, address)
+        if sessions >= self._config.sessions_max:
+            await self._turn_away(ws, m.GOODBYE_BUSY, "too many sessions", address)
             return None
+        if self._is_kept_out(peer_of(host_of(address))):
+            detail = "a session of this host has flooded the donor: try again later"
+            await self._turn_away(ws, m.GOODBYE_FLOOD, detail, address)
+            return None
+        if is_stopping:
+            await self._turn_away(ws, m.GOODBYE_SHUTDOWN, "", address)
+            return None
+        try:
+            limit_s = asyncio.get_running_loop().time() + self._config.proof_s
+            async with asyncio.timeout_at(min(due_s, limit_s)):
+                return await self._handshake(ws, address)
+        except TimeoutError:
+            await self._turn_away(ws, m.GOODBYE_SILENCE, "the handshake took too long", address)
+        except ProtocolMismatchError as error:
+            self._counters["protocol_errors"] += 1
+            await self._turn_away(ws, m.GOODBYE_PROTOCOL, error.what, address)
+        return None
 
     def _is_kept_out(self, peer: str) -> bool:
         return self._floods_s.get(peer, float("-inf")) > asyncio.get_running_loop().time()
-
-    @contextlib.contextmanager
-    def _place(self, address: str) -> Iterator[bool]:
-        peer = peer_of(host_of(address))
-        self._under_way[peer] += 1
-        try:
-            yield (
-                self._under_way.total() <= self._config.handshakes_max
-                and self._under_way[peer] <= self._config.handshakes_per_host_max
-            )
-        finally:
-            self._under_way[peer] -= 1
-            if not self._under_way[peer]:
-                del self._under_way[peer]
 
     async def _handshake(self, ws: WebSocket, address: str) -> ServerSession | None:
         frame = await receive(ws, m.HELLO_BYTES_MAX)

@@ -11,7 +11,7 @@ from infiniswap.control.rate import Rate, RateLimit
 PER_HOST: Final = Rate(burst=64, per_s=20.0)
 """Of one peer. After a restart of a donor all devices of a host come back at the same time."""
 OF_STRANGERS: Final = Rate(burst=256, per_s=100.0)
-"""Of all peers together that have no other connection open."""
+"""Of all peers together that have not proved themselves lately (infiniswap.control.places)."""
 PEERS_MAX: Final = 1024
 
 
@@ -20,8 +20,8 @@ class HandshakeRates:
 
     Args:
         per_host: of one peer (see infiniswap.control.peer).
-        of_strangers: of all peers together that have no other connection. So a flood from many
-            addresses takes nothing from a host that is connected.
+        of_strangers: of all peers together that have not proved themselves lately. So a flood from
+            many addresses takes nothing from a host that has.
         peers_max: remembered at once; beyond it the one that was quiet longest is forgotten.
     """
 

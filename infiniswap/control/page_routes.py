@@ -37,7 +37,7 @@ def add_page(port: HttpPort, page: Page, admission: Admission, counters: Counter
             except ValueError as error:
                 counters["certificates_refused"] += 1
                 admitted = Admitted(why=str(error))
-        return await page.live(request, admitted)
+        return await page.live(request, admitted, lambda: port.proved(request))
 
     port.page_paths = (f"{m.PAGE_PATH}/",)
     port.router.add_get(m.PAGE_PATH, page.moved)

@@ -15,13 +15,15 @@ THIS_HOST: Final = "this host"
 
 
 def peer_of(host: str) -> str:
-    """The peer that an address counts for: an IPv4 address, or a /64 network of IPv6.
+    """The peer that an address counts for: an IPv4 address, a /64 network of IPv6, or THIS_HOST.
 
     Args:
         host: an address as a socket shows it; IPv4 mapped to IPv6 is IPv4. Any other text stands
             for itself.
     """
     address = _parse(host)
+    if address is not None and address.is_loopback:
+        return THIS_HOST
     if not isinstance(address, ipaddress.IPv6Address):
         return host if address is None else str(address)
     network = ipaddress.IPv6Network((int(address) >> 64 << 64, 64))
@@ -29,14 +31,8 @@ def peer_of(host: str) -> str:
 
 
 def consumer_of(address: str) -> str:
-    """The consumer that an address counts for: a peer, or THIS_HOST.
-
-    Args:
-        address: HOST:PORT.
-    """
-    host = host_of(address)
-    parsed = _parse(host)
-    return THIS_HOST if parsed is not None and parsed.is_loopback else peer_of(host)
+    """The peer of HOST:PORT."""
+    return peer_of(host_of(address))
 
 
 def host_of(address: str) -> str:

@@ -21,6 +21,7 @@ from infiniswap.control.gate import Gate
 from infiniswap.control.handshake_rate import OF_STRANGERS, PER_HOST, HandshakeRates
 from infiniswap.control.http import HttpProcessingError, web
 from infiniswap.control.listening import not_resolved, open_sockets
+from infiniswap.control.places import PROOF_S
 from infiniswap.control.rate import Rate
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import ConflictError, SystemCallError, from_oserror
@@ -40,17 +41,18 @@ class PortLimits:
 
     Attributes:
         connections_max: TCP connections at once.
-        connections_per_host_max: of one peer (infiniswap.control.peer).
-        request_s: how long a peer may take for its first request, the handshake of TLS included;
-            for any other three times that; and to read an answer.
+        connections_per_host_max: see infiniswap.control.places.
+        request_s: how long a peer may take to read an answer; three times that for another request.
+        proof_s: how long it may take to prove itself, the handshake of TLS included.
         stop_s: how long stopping waits for requests under way.
         tls_per_host: TLS handshakes of one peer.
-        tls_of_strangers: of all peers together that have no other connection.
+        tls_of_strangers: of all peers together that have not proved themselves lately.
     """
 
     connections_max: int
     connections_per_host_max: int
     request_s: float = 5.0
+    proof_s: float = PROOF_S
     stop_s: float = 5.0
     tls_per_host: Rate = PER_HOST
     tls_of_strangers: Rate = OF_STRANGERS
@@ -72,14 +74,15 @@ class _HttpLog(logging.Handler):
 
 
 class HttpPort:
-    """One port; routes are added to `router` before it is started.
+    """One port; routes are added to `router` before it is started. Whoever serves them says who has
+    `proved` itself; without TLS any request does.
 
     Args:
         limits: bounds.
-        counters: gets `connections_refused`, `connections_idle_closed`,
+        counters: gets `connections_refused`, `connections_displaced`, `connections_idle_closed`,
             `connections_unread_closed`, `connections_plain`, `handshakes_limited`,
             `certificates_refused` and `http_errors`.
-        refused: told the address of each connection that is refused.
+        refused: told the address of each connection that is refused or has lost its place.
         plain: told the address of each that does not begin TLS.
         tls: key and certificate; None: plain HTTP.
         certificate: told the address of each whose certificate is refused, and why.
@@ -108,6 +111,7 @@ class HttpPort:
             plain,
             tls,
             limits.request_s,
+            limits.proof_s,
             HandshakeRates(limits.tls_per_host, limits.tls_of_strangers),
             certificate,
         )
@@ -124,6 +128,14 @@ class HttpPort:
     def use_tls(self, tls: ServerTls) -> None:
         """Shows another certificate from the next connection on."""
         self._gate.use_tls(tls)
+
+    def proved(self, request: web.Request) -> None:
+        """Whoever asks has proved itself, so that its connection may last."""
+        self._gate.proved(request.protocol)
+
+    def proof_due_s(self, request: web.Request) -> float:
+        """Until when whoever asks has to prove itself, by the loop's clock."""
+        return self._gate.proof_due_s(request.protocol)
 
     async def start(self, address: HostPort, mend: str) -> int:
         """Listens and serves; returns the port (another than asked for only when that was 0).
@@ -221,8 +233,9 @@ class HttpPort:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Middleware: marks the connection as used; keeps web pages out."""
-        self._gate.asked(request.protocol)
+        """Middleware: keeps web pages out."""
+        if self._gate.tls is None:
+            self.proved(request)
         if "Origin" in request.headers and not self._is_of_page(request):
             # A page in a browser on this host could otherwise use the loopback port.
             return error_answer(403, "browsers are not served")

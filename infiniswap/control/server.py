@@ -2,8 +2,8 @@
 """The donor's end of the control API: HTTP and sessions on one port.
 
 The server knows the protocol; what requests do is the business of a `Service` (the donor). Every
-wait for a peer is bounded, and so is what a peer without a proof can make us hold: connections and
-handshakes are counted, and those above the limits are refused.
+wait for a peer is bounded, and so is what a peer without a proof can make us hold: connections are
+counted, and those that have not proved themselves give way to others.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class ControlServer:
         limits = PortLimits(
             connections_max=config.connections_max,
             connections_per_host_max=config.connections_per_host_max,
-            request_s=config.handshake_s,
+            request_s=config.request_s,
+            proof_s=config.proof_s,
             stop_s=config.stop_s,
             tls_per_host=config.tls_per_host,
             tls_of_strangers=config.tls_of_strangers,
@@ -187,6 +188,7 @@ class ControlServer:
                     continue
                 self._config.keys.used(keys, f"a command at {_peer_name(request)}")
                 self._nonces.use(given[0])
+                self._port.proved(request)
                 found = await answer_it()
                 found.headers[auth.PROOF_HEADER] = auth.http_donor_proof(key, asked)
                 return found
@@ -205,6 +207,7 @@ class ControlServer:
             self.counters["certificates_refused"] += 1
             self._bad_certificate(_peer_name(request), str(error))
             return error_answer(403, str(error))
+        self._port.proved(request)
         return await answer_it()
 
     async def _status(self, request: web.Request) -> web.StreamResponse:
@@ -237,6 +240,7 @@ class ControlServer:
             return await answer(self._service.figures)
 
         if may_scrape(request, self._config.metrics_token):
+            self._port.proved(request)
             return await metrics()
         return await self._proven(request, _READ, metrics, UNAUTHORIZED)
 
@@ -263,22 +267,26 @@ class ControlServer:
         if m.SUBPROTOCOL not in [name.strip() for name in offered.split(",")]:
             return error_answer(400, f"not a WebSocket request for the protocol {m.SUBPROTOCOL!r}")
         await ws.prepare(request)
-        await self.converse(ws, _peer_name(request))
+        due_s = self._port.proof_due_s(request)
+        await self.converse(ws, _peer_name(request), due_s, lambda: self._port.proved(request))
         return ws
 
-    async def converse(self, ws: WebSocket, address: str) -> None:
-        """Handshake and session over an open connection; returns when they have ended.
-
-        Args:
-            ws: the connection.
-            address: of the peer, HOST:PORT.
-        """
+    async def converse(
+        self,
+        ws: WebSocket,
+        address: str,
+        due_s: float = float("inf"),
+        proved: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Handshake (see Handshakes.perform) and session over an open connection; returns when they
+        have ended. `proved` is told when the peer has proved itself."""
         session = await self._handshakes.perform(
-            ws, address, len(self._sessions), is_stopping=self._stopping
+            ws, address, len(self._sessions), due_s, is_stopping=self._stopping
         )
         if session is None:
             await close(ws, min(self._config.limits.send_s, HURRIED_S))
         else:
+            proved()
             await self._serve(ws, session)
 
     async def _serve(self, ws: WebSocket, session: ServerSession) -> None:

@@ -18,6 +18,7 @@ from infiniswap.control.handshake_rate import OF_STRANGERS, PER_HOST
 from infiniswap.control.http import web
 from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.peer import consumer_of
+from infiniswap.control.places import PROOF_S
 from infiniswap.control.rate import Rate
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import InfiniswapError, RequestRefusedError
@@ -35,16 +36,14 @@ class ServerConfig:
         tls: key and certificate.
         keys: of the cluster. They may change while the server runs.
         limits: of each session.
-        handshake_s: how long a peer may take for its first request, the handshake of TLS included;
-            again for the handshake of a session; for any other request three times that.
+        request_s: how long a peer may take to read an answer; three times that for another request.
+        proof_s: how long it may take to prove itself, the handshake of TLS included.
         connections_max: TCP connections at once.
-        connections_per_host_max: of one peer (infiniswap.control.peer).
-        handshakes_max: sessions at once that have not proved themselves yet.
-        handshakes_per_host_max: of one peer.
+        connections_per_host_max: see infiniswap.control.places.
         sessions_max: open sessions at once.
         flood_s: how long a peer whose session was ended for a flood is kept out.
         tls_per_host: TLS handshakes of one peer.
-        tls_of_strangers: TLS handshakes of all peers together that have no other connection.
+        tls_of_strangers: of all peers together that have not proved themselves lately.
         stop_s: how long stopping waits for sessions to close.
         metrics_token: also gives access to the metrics; None: only the secret does.
     """
@@ -52,11 +51,10 @@ class ServerConfig:
     tls: ServerTls
     keys: KeyRing
     limits: Limits = Limits()
-    handshake_s: float = 5.0
+    request_s: float = 5.0
+    proof_s: float = PROOF_S
     connections_max: int = CONNECTIONS_MAX
     connections_per_host_max: int = 128
-    handshakes_max: int = 64
-    handshakes_per_host_max: int = 16
     sessions_max: int = SESSIONS_MAX
     flood_s: float = 10.0
     tls_per_host: Rate = PER_HOST
@@ -224,5 +222,7 @@ class Page(Protocol):
     async def file(self, request: web.Request) -> web.StreamResponse:
         """For GET /ui/NAME."""
 
-    async def live(self, request: web.Request, admitted: Admitted) -> web.StreamResponse:
-        """For the WebSocket /ui/live."""
+    async def live(
+        self, request: web.Request, admitted: Admitted, signed_in: Callable[[], None]
+    ) -> web.StreamResponse:
+        """For the WebSocket /ui/live; `signed_in` is called when the browser has."""

@@ -106,6 +106,7 @@ _HARVEST_ERRORS: Final = ("clock_jumps", "figures_refused", "harvest_errors", "s
 _SERVER_ERRORS: Final = (
     "answers_unawaited",
     "certificates_refused",
+    "connections_displaced",
     "connections_idle_closed",
     "connections_plain",
     "connections_refused",

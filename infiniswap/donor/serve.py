@@ -36,6 +36,7 @@ from infiniswap.control.key_ring import KeyRing
 from infiniswap.control.listening import bound_to, check_reach
 from infiniswap.control.local import LocalPort, local_path
 from infiniswap.control.own_certificate import DONOR, certificate_path, own_certificate
+from infiniswap.control.places import PROOF_S
 from infiniswap.control.rate import Rate
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
@@ -134,7 +135,8 @@ async def serve(
     memory: MemorySource,
     *,
     stop_s: float = STOP_S,
-    handshake_s: float = 5.0,
+    request_s: float = 5.0,
+    proof_s: float = PROOF_S,
     tls_per_host: Rate = PER_HOST,
     clock: Callable[[], float] = time.monotonic,
     release: Release | None = None,
@@ -146,7 +148,7 @@ async def serve(
         store_factory: makes the slab pool.
         memory: figures.
         stop_s: how long stopping waits for consumers.
-        handshake_s, tls_per_host: see ServerConfig.
+        request_s, proof_s, tls_per_host: see ServerConfig.
         clock: seconds; it should be monotonic.
         release: gives the home back; None: it stays until somebody asks for it.
 
@@ -165,7 +167,10 @@ async def serve(
     else:
         keys, tls, note = KeyRing(None, None, clock), credentials.tls, ""
     control = replace(
-        _server_config(config, tls, keys, stop_s, handshake_s), tls_per_host=tls_per_host
+        _server_config(config, tls, keys, stop_s),
+        request_s=request_s,
+        proof_s=proof_s,
+        tls_per_host=tls_per_host,
     )
     async with contextlib.AsyncExitStack() as stack:
         steady = SteadyClock(clock)
@@ -282,16 +287,13 @@ def _store_config(config: Config, limits: HeadroomConfig, slab_dir: Path | None)
     )
 
 
-def _server_config(
-    config: Config, tls: ServerTls, keys: KeyRing, stop_s: float, handshake_s: float
-) -> ServerConfig:
+def _server_config(config: Config, tls: ServerTls, keys: KeyRing, stop_s: float) -> ServerConfig:
     """Reads the token of the metrics."""
     cluster = config.cluster
     return ServerConfig(
         tls=tls,
         keys=keys,
         limits=Limits(heartbeat_s=cluster.heartbeat_s, missed_max=cluster.heartbeats_missed_max),
-        handshake_s=handshake_s,
         connections_per_host_max=config.daemon.connections_per_host_max,
         stop_s=stop_s,
         metrics_token=config.metrics_token(),

@@ -27,7 +27,7 @@ class StoreConfig:
     connections_max: int = 1024
     connections_per_lease_max: int = 32
     connections_per_host_max: int = 128
-    handshake_ms_max: int = 5_000
+    handshake_ms_max: int = 2_000
     send_ms_max: int = 30_000
     slab_dir: str | None = None
     """A tmpfs that keeps slabs when the process is gone; None: they end with it."""

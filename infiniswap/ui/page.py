@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from infiniswap.ui.cluster_watch import ClusterWatch
 
 VIEWERS_MAX: Final = 16
-"""At once, those that have not signed in yet included."""
+"""At once, of those that have signed in. The port bounds the others."""
 _SAID_BYTES_MAX: Final = 512
 _SIGN_IN_S: Final = 5.0
 _SEND_S: Final = 5.0
@@ -137,7 +137,9 @@ class ClusterPage:
 
     # ------------------------------------------------------------------------- live
 
-    async def live(self, request: web.Request, admitted: Admitted) -> web.StreamResponse:
+    async def live(
+        self, request: web.Request, admitted: Admitted, signed_in: Callable[[], None]
+    ) -> web.StreamResponse:
         """The WebSocket: signs the browser in, then sends what is seen until it goes."""
         if refused := self._refused(request, is_needed=True):
             return refused
@@ -147,12 +149,8 @@ class ClusterPage:
         if not ws.can_prepare(request).ok:
             return _with_headers(error_answer(400, "not a WebSocket request"))
         await ws.prepare(request)
-        if len(self._viewers) >= VIEWERS_MAX:
-            await _turn_out(ws, _FULL, sign_in=False)
-            return ws
-        self._viewers.add(ws)
         try:
-            await self._serve(ws, request, admitted)
+            await self._serve(ws, request, admitted, signed_in)
         finally:
             self._viewers.discard(ws)
             with contextlib.suppress(Exception):
@@ -160,7 +158,11 @@ class ClusterPage:
         return ws
 
     async def _serve(
-        self, ws: web.WebSocketResponse, request: web.Request, admitted: Admitted
+        self,
+        ws: web.WebSocketResponse,
+        request: web.Request,
+        admitted: Admitted,
+        signed_in: Callable[[], None],
     ) -> None:
         said = await _first(ws)
         if said is None:
@@ -170,6 +172,11 @@ class ClusterPage:
             self._counters["pages_refused"] += 1
             await _turn_out(ws, why, sign_in=True)
             return
+        if len(self._viewers) >= VIEWERS_MAX:
+            await _turn_out(ws, _FULL, sign_in=False)
+            return
+        self._viewers.add(ws)
+        signed_in()
         gone = asyncio.create_task(_wait_gone(ws), name="viewer's end")
         sending = asyncio.create_task(self._send(ws, session), name="viewer")
         try:

@@ -247,12 +247,30 @@ SECRET_TEST(test_protocol_errors)
 	still_opens(greeted());
 }
 
+SECRET_TEST(test_silent_connections_keep_nobody_out)
+{
+	int fds[2 * CONNECTIONS];
+
+	still_opens(greeted());
+	WAIT_FOR(server_stats().connections == 0);
+	for (unsigned i = 0; i < 2 * CONNECTIONS; i++)
+		fds[i] = greeted();
+	CHECK_EQ(server_stats().connections, CONNECTIONS);
+	CHECK_EQ(server_stats().connections_refused, CONNECTIONS);
+	still_opens(greeted());
+	CHECK_EQ(server_stats().protocol_errors, 0);
+	for (unsigned i = 0; i <= CONNECTIONS; i++)
+		await_close(fds[i]);
+	for (unsigned i = CONNECTIONS + 1; i < 2 * CONNECTIONS; i++)
+		close(fds[i]);
+}
+
 SECRET_TEST(test_connection_limit)
 {
 	int fds[CONNECTIONS];
 
 	for (unsigned i = 0; i < CONNECTIONS; i++)
-		fds[i] = greeted();
+		fds[i] = opened();
 	await_close(dial(port));
 	CHECK_EQ(server_stats().connections_refused, 1);
 	close(fds[0]);

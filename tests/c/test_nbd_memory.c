@@ -345,13 +345,25 @@ TEST_CASES(test_connections_that_end_with_their_server, 20, round)
 /* Returns the client's end. */
 static int add_from(const char *address)
 {
+	struct sockaddr_in6 in6 = {.sin6_family = AF_INET6};
+	struct sockaddr_storage from = {0};
 	unsigned char peer[PEER_BYTES];
 	int ends[2];
 
-	CHECK_EQ(inet_pton(AF_INET6, address, peer), 1);
+	CHECK_EQ(inet_pton(AF_INET6, address, &in6.sin6_addr), 1);
+	memcpy(&from, &in6, sizeof(in6));
+	CHECK(iswi_nbd_peer_of(&from, peer));
 	make_ends(SOCK_STREAM, ends);
 	iswi_nbd_server_add(server, ends[1], peer);
 	return ends[0];
+}
+
+static int opened_from(const char *address)
+{
+	int fd = add_from(address);
+
+	CHECK_EQ(try_open(fd, ""), 0);
+	return fd;
 }
 
 static void close_all(const int *fds)
@@ -361,26 +373,55 @@ static void close_all(const int *fds)
 	WAIT_FOR(server_stats().connections == 0);
 }
 
+/* The last one is another host's, in the place that was refused to the first. */
+static void one_host(const char *const *addresses, const char *other)
+{
+	int fds[PLACES];
+
+	for (unsigned i = 0; i < PLACES - 1; i++)
+		fds[i] = opened_from(addresses[i]);
+	CHECK_EQ(server_stats().connections_refused, 0);
+	hear_close(add_from(addresses[0]));
+	CHECK_EQ(server_stats().connections_refused, 1);
+	fds[PLACES - 1] = opened_from(other);
+	CHECK_EQ(server_stats().connections_refused, 1);
+	close_all(fds);
+}
+
 SERVED_TEST(test_an_ipv6_host_counts_by_its_network)
+{
+	const char *addresses[PLACES];
+	char texts[PLACES][32];
+
+	for (unsigned i = 0; i < PLACES; i++) {
+		snprintf(texts[i], sizeof(texts[i]), "fd00::1:%x", i);
+		addresses[i] = texts[i];
+	}
+	one_host(addresses, "fd00:0:0:1::1");
+}
+
+SERVED_TEST(test_loopback_is_one_host)
+{
+	const char *addresses[PLACES];
+	char texts[PLACES][32];
+
+	for (unsigned i = 0; i < PLACES; i++) {
+		snprintf(texts[i], sizeof(texts[i]), "::ffff:127.0.%u.1", i);
+		addresses[i] = i % 2 != 0 ? "::1" : texts[i];
+	}
+	one_host(addresses, "::ffff:128.0.0.1");
+}
+
+SERVED_TEST(test_hosts_of_ipv4_count_apart)
 {
 	int fds[PLACES];
 	char address[32];
 
 	for (unsigned i = 0; i < PLACES; i++) {
-		snprintf(address, sizeof(address), "fd00::1:%x", i);
-		fds[i] = add_from(address);
-	}
-	CHECK_EQ(server_stats().connections_refused, 1);
-	hear_close(fds[PLACES - 1]);
-	/* Another network of IPv6, and another host of IPv4, are others. */
-	fds[PLACES - 1] = add_from("fd00:0:0:1::1");
-	CHECK_EQ(server_stats().connections_refused, 1);
-	close_all(fds);
-	for (unsigned i = 0; i < PLACES; i++) {
 		snprintf(address, sizeof(address), "::ffff:10.0.0.%u", i);
-		fds[i] = add_from(address);
+		fds[i] = opened_from(address);
 	}
-	CHECK_EQ(server_stats().connections_refused, 1);
+	CHECK_EQ(server_stats().connections_refused, 0);
 	close_all(fds);
 }
 

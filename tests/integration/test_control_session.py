@@ -129,7 +129,7 @@ async def test_no_more_slots_than_leased() -> None:
 
 async def test_no_more_leases_than_allowed() -> None:
     async with world(daemon__leases_max=1) as w, await w.session() as session:
-        await session.lease(1)
+        await session.map((await session.lease(1)).lease, 0)
         assert await refusal(session.lease(1)) == m.REFUSED_QUOTA
 
 

@@ -16,7 +16,6 @@ from support.devices.cluster import until as wait_until
 from support.donors.donor_world import Handler, client_config, refusal, until, world
 
 from infiniswap.config import DeviceConfig
-from infiniswap.control import client
 from infiniswap.control import messages as m
 from infiniswap.control.client import Identity, connect, fetch_status, set_draining
 from infiniswap.device.donors.link import DonorLink
@@ -79,7 +78,6 @@ async def test_a_drain_by_force_takes_only_copies_too() -> None:
 async def test_an_older_donor_is_not_drained_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world() as w:
         monkeypatch.setattr(m, "DRAIN_FORCE_PATH", "/v1/drain/later")
-        monkeypatch.setattr(client, "_SINCE", {"/v1/drain/later": "cannot drain by force"})
         with pytest.raises(ProtocolMismatchError, match="earlier release, which cannot drain"):
             await set_draining(w.address, client_config(), True, force=True)
         assert not w.donor.service.drain.is_active

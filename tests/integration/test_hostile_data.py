@@ -18,6 +18,7 @@ import pytest
 from support.devices import nbd_bytes as nbd
 from support.devices.cluster import until
 from support.donors.lent_store import MANY, LentStore, lent_store
+from support.machine.descriptors import files_allowed
 
 pytestmark = pytest.mark.requires_native
 
@@ -104,28 +105,40 @@ def test_between_requests_a_client_may_be_silent() -> None:
 # ------------------------------------------------------------------------------ quantity
 
 
-def test_ten_thousand_connections_of_one_host_take_its_places_only() -> None:
+def test_ten_thousand_silent_connections_keep_nobody_out() -> None:
+    """As of an ordinary user of the consumer's host: attacker and victim have one address."""
     most = 16
     tasks = Path("/proc/self/task")
     with (
+        files_allowed(12_000),
         lent_store(slab_bytes=SLAB, slots=2, connections_per_host_max=most) as lent,
         contextlib.ExitStack() as held,
     ):
         before = len(list(tasks.iterdir()))
-        first = held.enter_context(lent.dial())
-        served = int(nbd.receive(first, len(nbd.GREETING)) == nbd.GREETING)
-        for _ in range(9_999):
-            with lent.dial() as client:
-                if nbd.receive(client, len(nbd.GREETING)):
-                    served += 1
-                    held.enter_context(client.dup())
-        assert served == most
+        kept = held.enter_context(opened(lent))
+        for number in range(10_000):
+            client = held.enter_context(lent.dial("127.0.0.2"))
+            assert nbd.receive(client, len(nbd.GREETING)) == nbd.GREETING
+            if number % 1000 == 999:
+                still_serves(lent)
         stats = lent.store.stats()
-        assert stats["connections"] == most
-        assert stats["connections_refused"] == 10_000 - most
-        assert len(list(tasks.iterdir())) - before <= most
-        # Other hosts do not notice; ours is served again as soon as it lets go.
-        still_serves(lent, "127.0.0.2")
+        assert stats["connections"] <= most + 2  # before GO, and what has opened an export
+        assert stats["connections_refused"] >= 10_000 - most
+        assert len(list(tasks.iterdir())) - before <= most + 2
+        assert nbd.write(kept, 0, b"x" * 512) == 0
+
+
+def test_connections_with_good_tickets_of_one_host_have_a_limit() -> None:
+    most = 4
+    with (
+        lent_store(slab_bytes=SLAB, slots=2, connections_per_host_max=most) as lent,
+        contextlib.ExitStack() as held,
+    ):
+        first = opened(lent)
+        for _ in range(most - 1):
+            held.enter_context(opened(lent))
+        with lent.dial("127.0.0.2") as surplus:  # all of loopback is one host
+            assert nbd.receive(surplus, 1) == b""
         first.close()
         until(lambda: lent.store.stats()["connections"] < most, "the end of a connection")
         still_serves(lent)
@@ -139,15 +152,31 @@ def test_connections_that_say_nothing_make_room_at_their_deadline() -> None:
         ) as lent,
         contextlib.ExitStack() as held,
     ):
+        still_serves(lent)  # so that the host is known, and may have every place
+        until_gone(lent)
         silent = [held.enter_context(lent.dial()) for _ in range(most)]
         for client in silent:
             assert nbd.receive(client, len(nbd.GREETING)) == nbd.GREETING
-        with lent.dial("127.0.0.2") as surplus:
-            assert nbd.receive(surplus, 1) == b""
+        still_serves(lent)
+        assert ends(silent.pop(0))
+        assert lent.store.stats()["protocol_errors"] == 0
         for client in silent:
             assert ends(client)
         until_gone(lent)
-        assert lent.store.stats()["protocol_errors"] == most
+        assert lent.store.stats()["protocol_errors"] == most - 1
+        still_serves(lent)
+
+
+def test_strangers_have_half_of_the_places_before_they_open_an_export() -> None:
+    most = 8
+    with (
+        lent_store(slab_bytes=SLAB, slots=2, connections_max=most) as lent,
+        contextlib.ExitStack() as held,
+    ):
+        for _ in range(4 * most):
+            client = held.enter_context(lent.dial())
+            assert nbd.receive(client, len(nbd.GREETING)) == nbd.GREETING
+        assert lent.store.stats()["connections"] == most // 2
         still_serves(lent)
 
 

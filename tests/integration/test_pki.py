@@ -542,7 +542,7 @@ async def test_a_refused_peer_that_goes_on_talking_keeps_nothing(authority: Auth
         with contextlib.suppress(OSError, ssl.SSLError):
             await reader.read()
         writer.transport.abort()
-        await until(lambda: w.donor.server._port._gate._open == 0)
+        await until(lambda: not w.donor.server._port._gate.places)
 
 
 async def test_a_donor_that_says_too_little_is_an_error(authority: Authority) -> None:

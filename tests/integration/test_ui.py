@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -178,20 +179,29 @@ async def test_a_silent_browser_gives_its_place_up(monkeypatch: pytest.MonkeyPat
         assert (await ws.receive()).type is aiohttp.WSMsgType.CLOSE
 
 
-async def test_only_so_many_watch_at_once() -> None:
+async def test_browsers_that_have_not_signed_in_take_no_viewers_place() -> None:
     async with world() as w, browser() as http:
-        link, origin = await link_to(w), f"https://{w.address}"
-        more = [
-            await http.ws_connect(f"{origin}/ui/live", origin=origin) for _ in range(VIEWERS_MAX)
-        ]
-        async with live(http, w.address, link=link) as ws:
-            out = await heard(ws, "out")
+        origin = f"https://{w.address}"
+        for _ in range(VIEWERS_MAX):
+            await http.ws_connect(f"{origin}/ui/live", origin=origin)
+        async with live(http, w.address, link=await link_to(w)) as ws:
+            await heard(ws, "look")
+
+
+async def test_only_so_many_watch_at_once() -> None:
+    async with world() as w, browser() as http, contextlib.AsyncExitStack() as held:
+        for _ in range(VIEWERS_MAX):
+            ws = await held.enter_async_context(live(http, w.address, link=await link_to(w)))
+            session = (await heard(ws, "in"))["session"]
+        async with live(http, w.address, session=session) as surplus:
+            out = await heard(surplus, "out")
         assert "Close one" in out["why"]
         assert not out["sign_in"]  # the page tries again
-        await more[0].send_json({"link": link})  # it was not used up
-        await heard(more[0], "in")
-        for ws in more:
-            await ws.close()
+        await ws.close()
+        while True:  # until the daemon has seen that it is closed
+            async with live(http, w.address, session=session) as another:
+                if (await another.receive_json())["kind"] == "in":
+                    break
 
 
 # ----------------------------------------------------------------------------- certificates

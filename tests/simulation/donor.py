@@ -172,7 +172,7 @@ class SimDonor:
         tls = ServerTls(cast(Any, None), certificate_of(self.name))  # nothing listens on a port
         self.server = ControlServer(
             self.service,
-            ServerConfig(tls, KeyRing(KEYS, None, clock), limits=limits, handshake_s=2.0),
+            ServerConfig(tls, KeyRing(KEYS, None, clock), limits=limits, proof_s=2.0),
         )
         harvester.evict = self.service.evict_some
         loops = {}

@@ -32,7 +32,7 @@ def test_a_host_of_ipv6_is_its_network(address: ipaddress.IPv6Address, number: i
     if address.ipv4_mapped is not None:
         return
     another = ipaddress.IPv6Address(int(address) >> 64 << 64 | number)
-    if another.ipv4_mapped is None:
+    if another.ipv4_mapped is None and not (another.is_loopback or address.is_loopback):
         assert peer_of(str(another)) == peer_of(str(address))
     next_network = ipaddress.IPv6Address((int(address) + (1 << 64)) % (1 << 128))
     assert peer_of(str(next_network)) != peer_of(str(address))
@@ -46,8 +46,8 @@ def test_networks_of_two_links_are_two() -> None:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.0.0.2", "127.255.3.4", "::1", "::ffff:127.0.0.9"]
 )
-def test_loopback_is_one_consumer(host: str) -> None:
-    assert consumer_of(str(HostPort(host, 41_000))) == THIS_HOST
+def test_loopback_is_one_host(host: str) -> None:
+    assert consumer_of(str(HostPort(host, 41_000))) == peer_of(host) == THIS_HOST
 
 
 @pytest.mark.parametrize("text", ["", "unknown", "donor1", "a%b", "[", "999.1.1.1"])

@@ -60,7 +60,10 @@ async def metrics_port(service: DeviceService) -> AsyncIterator[str]:
     async def get(request: web.Request) -> web.StreamResponse:
         assert access.now is not None
         refusal = _refusal(access.now, request)
-        return await metrics_page(service) if refusal is None else refusal
+        if refusal is not None:
+            return refusal
+        port.proved(request)
+        return await metrics_page(service)
 
     assert access.now is not None
     port = _port(access.now.tls)

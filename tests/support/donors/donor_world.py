@@ -160,7 +160,8 @@ async def world(
             factory,
             memory,
             stop_s=2.0,
-            handshake_s=handshake_s,
+            request_s=handshake_s,
+            proof_s=handshake_s,
             tls_per_host=tls_per_host,
             clock=clock,
         )
