@@ -92,6 +92,7 @@ def test_systemd_makes_a_scope_for_what_begins_in_a_session(
         return ""
 
     monkeypatch.setattr(systemd, "has_bus", lambda: True)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(systemd, "run_command", busctl)
     v2.put(1, {"": "/init.scope"})
     v2.put(PID, {"": path})
@@ -115,6 +116,7 @@ def test_what_systemd_does_not_manage_is_left_as_well(
         return ""
 
     monkeypatch.setattr(systemd, "has_bus", lambda: True)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(systemd, "run_command", busctl)
     v1.put(PID, dict.fromkeys(("name=systemd", "memory", "freezer"), STEP))
     leave.settle(PID, "x", proc=v1.proc)

@@ -15,7 +15,7 @@ from infiniswap.cli.run import device
 from infiniswap.cli.run.request import RunRequest
 from infiniswap.control.text import printable
 from infiniswap.device.api import DeviceStatus, DonorRow
-from infiniswap.device.control import client, member_client
+from infiniswap.device.control import client, launch, member_client
 from infiniswap.device.jobs import beside
 from infiniswap.device.jobs.started_by import started_by
 from infiniswap.device.spec import rundir
@@ -135,6 +135,7 @@ def make(request: RunRequest, config: configuration.Config) -> Plan:
 
     others = beside.running(run_dir, backup_dir)
     spec, paths, why = device.new_spec(request, config, others)
+    launch.check_limits(spec)
     left = tuple(name for name in rundir.died_names(run_dir) if beside.is_of_run(name))
     return _new(request, spec, why, rehearse(spec, paths), left)
 

@@ -99,7 +99,7 @@ def start(spec: DeviceSpec, paths: DevicePaths, *, foreground: bool = False) -> 
         DeadlineError: it does not answer; it has been ended.
         InfiniswapError: nothing was started.
     """
-    _check_ulimits(spec)
+    check_limits(spec)
     keep_certificate(spec)
     if spec.config.device.frontend in ("auto", "ublk"):
         ublk.load_driver()  # the device may not: it has no CAP_SYS_MODULE
@@ -172,7 +172,7 @@ def _spawn(spec: DeviceSpec, *, foreground: bool) -> tuple[programs.Process, int
     return process, ready_read, watches[0]
 
 
-def _check_ulimits(spec: DeviceSpec) -> None:
+def check_limits(spec: DeviceSpec) -> None:
     """Raises UnavailableError where a limit would end the device, or refuse it memory or a file."""
     staging_bytes = spec.config.device.staging_bytes
     state_bytes = staging_bytes + spec.size_bytes // _BYTES_PER_STATE_BYTE

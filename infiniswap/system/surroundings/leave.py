@@ -57,7 +57,7 @@ def _processors(pid: int) -> frozenset[int]:
 
 def _leave_groups(pid: int, name: str, proc: Path) -> None:
     foreign = foreign_groups(pid, proc=proc)
-    if foreign and systemd.has_bus():
+    if foreign and os.geteuid() == 0 and systemd.has_bus():
         with contextlib.suppress(InfiniswapError):
             _into_scope(pid, f"{name}.scope", proc)
         # systemd leaves alone what it does not manage, such as the freezer of version 1.

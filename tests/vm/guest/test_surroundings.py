@@ -200,3 +200,26 @@ def test_a_take_over_after_a_kill_for_memory_names_the_cgroup(
         assert process.stdin is not None
         process.stdin.close()
         process.wait(600)
+
+
+@pytest.mark.full
+@pytest.mark.requires_tool("busctl", "dbus-daemon", "systemd-run", "unshare")
+def test_a_session_of_systemds_is_left_for_a_scope(frontend: str) -> None:
+    """What a service starts stays in the service's own cgroup."""
+    here = Path(__file__).parent
+    boot = [sys.executable, str(here / "systemd_boot.py"), sys.executable]
+    done = subprocess.run(
+        [*boot, str(here / "surroundings_probe.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("SEEN ")]
+    assert (done.returncode, len(lines)) == (0, 1), done.stdout + done.stderr
+    seen = json.loads(lines[0].removeprefix("SEEN "))
+    assert seen["in_unit"]
+    assert seen["service"].endswith("/isw-test.service")
+    assert seen["own"] == "0::/user.slice/user-0.slice/session-9.scope"
+    assert seen["limit"] == str(128 << 20)
+    assert seen["left"] == "0::/system.slice/isw-probe.scope"

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device, no swap space, that the kernel kills for a memory limit while it starts."""
+"""Limits that a device, here no swap space, could not start or live with."""
 
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +58,39 @@ def test_a_start_that_the_kernel_kills_names_the_limit(
     with pytest.raises(MemoryLimitError) as failed:
         launch.start(spec, paths)
     assert f"for the memory limit of {small.path} (12" in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "limit", "value", "says"),
+    [
+        ((), resource.RLIMIT_FSIZE, 5 * MIB, "the size of a file here is 5.00 MiB"),
+        ((), resource.RLIMIT_CPU, 600, "seconds of processor time here is 600 s"),
+        (("--dry-run",), resource.RLIMIT_FSIZE, 5 * MIB, "the size of a file here is 5.00 MiB"),
+    ],
+)
+def test_a_run_under_a_limit_is_refused_before_all_else(
+    tmp_path: Path, more: tuple[str, ...], limit: int, value: int, says: str
+) -> None:
+    """Before a donor is asked: there is none. It is said once."""
+    script = (
+        "import os, resource, sys\n"
+        "limit, value, *command = sys.argv[1:]\n"
+        "resource.setrlimit(int(limit), (int(value), int(value)))\n"
+        "os.execv(command[0], command)"
+    )
+    command = [sys.executable, "-I", "-m", "infiniswap", "run", "--local", "32M", "--size", "64M"]
+    command += ["--donors", "127.0.0.1:1", *more, "--", "true"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(limit), str(value), *command],
+        env={
+            "INFINISWAP_DEVICE_RUN_DIR": str(tmp_path / "run"),
+            "INFINISWAP_DEVICE_BACKUP_DIR": str(tmp_path / "kept"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.count(says) == 1, done.stderr
+    assert "free space" not in done.stderr
