@@ -124,8 +124,10 @@ def machine_memory(*, proc: Path = PROC) -> Memory:
     path = proc / "meminfo"
     values = parse_meminfo(read_text(path, "cannot read the memory figures"))
     try:
-        total_bytes = values["MemTotal"] - values.get("Hugetlb", 0)
-        return Memory(total_bytes, values["MemAvailable"], "host")
+        available_bytes = values["MemAvailable"]
+        # A container may be shown its own total beside the host's huge pages (lxcfs).
+        total_bytes = max(available_bytes, values["MemTotal"] - values.get("Hugetlb", 0))
+        return Memory(total_bytes, available_bytes, "host")
     except KeyError as error:
         raise SystemCallError(
             f"no {error.args[0]} in the memory figures", where=str(path)

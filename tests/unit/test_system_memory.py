@@ -113,11 +113,12 @@ def test_a_cgroup_that_is_gone_is_an_error(tmp_path: Path, version: int) -> None
         memory.cgroup_memory(tmp_path / "gone", version)
 
 
-def test_reserved_huge_pages_are_no_memory_to_lend(tmp_path: Path) -> None:
+@pytest.mark.parametrize("huge_kib", [8388608, 999999999])  # the second is of the host around it
+def test_reserved_huge_pages_are_no_memory_to_lend(tmp_path: Path, huge_kib: int) -> None:
     """8 GiB of 16 are nobody's but of programs that ask for huge pages."""
     host = MadeHost(tmp_path, version=2, own="/")
     with (host.proc / "meminfo").open("a") as meminfo:
-        meminfo.write("HugePages_Total: 4096\nHugepagesize: 2048 kB\nHugetlb: 8388608 kB\n")
+        meminfo.write(f"HugePages_Total: 4096\nHugepagesize: 2048 kB\nHugetlb: {huge_kib} kB\n")
     found = memory.host_memory(proc=host.proc)
     assert (found.total_bytes, found.available_bytes) == (8 * GIB, 8 * GIB)
 
