@@ -36,8 +36,10 @@ class SmallDisk:
         self._point = cluster.backup_dir
         self._point.mkdir(mode=0o700)
         with self._image.open("wb") as file:
+            file.truncate(128 * MIB)
+        run("mkfs.ext4", "-q", "-F", "-E", "nodiscard,lazy_itable_init=0", self._image)
+        with self._image.open("r+b") as file:  # now, as mkfs makes holes where zeros are
             os.posix_fallocate(file.fileno(), 0, 128 * MIB)
-        run("mkfs.ext4", "-q", "-F", "-E", "nodiscard", self._image)
         self._mount()
 
     def _mount(self) -> None:

@@ -22,6 +22,7 @@ from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
 from infiniswap.errors import MemoryLimitError, SystemCallError
 from infiniswap.system import swap
+from infiniswap.system.files import make_directory
 
 _SWAPOFF_S_MAX = 3600.0
 
@@ -88,7 +89,7 @@ class Attachment:
             return
         link, self.link = LINK_DIR / self.spec.name, None
         try:
-            LINK_DIR.mkdir(mode=0o755, exist_ok=True)
+            make_directory(LINK_DIR, 0o755)
             link.unlink(missing_ok=True)
             link.symlink_to(device)
         except OSError as error:

@@ -26,8 +26,10 @@ def small_disk(module_cluster: Cluster) -> Iterator[Path]:
     """Where an ext4 of its own is mounted, which can be frozen without harm to anybody else."""
     image, mounted = module_cluster.root / "disk.img", module_cluster.root / "disk"
     with image.open("wb") as file:
+        file.truncate(DISK)
+    run("mkfs.ext4", "-q", "-b", "4096", "-E", "nodiscard,lazy_itable_init=0", image)
+    with image.open("r+b") as file:  # now, as mkfs makes holes where zeros are
         os.posix_fallocate(file.fileno(), 0, DISK)
-    run("mkfs.ext4", "-q", "-b", "4096", "-E", "nodiscard", image)
     mounted.mkdir()
     run("mount", "-o", "loop", image, mounted)
     try:
