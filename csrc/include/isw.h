@@ -90,6 +90,7 @@ struct isw_rdma_gid {
 	uint8_t raw[16]; /* of RoCE v2: an address, those of IPv4 mapped to IPv6 */
 	uint32_t index;
 	uint32_t type;
+	uint32_t scope; /* of RoCE: the index of the interface that has it; 0: unknown */
 };
 
 /* A port of an RDMA device, as the host has it. */
@@ -131,6 +132,8 @@ struct isw_rdma_end {
 	uint32_t reads_max;
 	uint32_t number; /* of the queue pair */
 	uint32_t psn;
+	/* Not for the other end: the index of the interface that leads to a link-local gid. */
+	uint32_t scope;
 };
 
 /* Memory that the other end may read, or write as well. */

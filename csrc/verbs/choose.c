@@ -22,15 +22,25 @@
 #define MTU_MAX   4096u
 #define READS_MAX 16u /* enough to fill a link with pages; devices allow 16 to 128 */
 
-static void gid_of(const struct sockaddr_storage *address, uint8_t *gid_out)
+/* An address of this host, as a GID. Many interfaces may have one link-local address. */
+struct own {
+	uint8_t gid[16];
+	uint32_t scope; /* of a link-local one: the index of its interface; else 0 */
+};
+
+static void gid_of(const struct sockaddr_storage *address, struct own *out)
 {
+	const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address;
+
+	memset(out, 0, sizeof(*out));
 	if (address->ss_family == AF_INET6) {
-		memcpy(gid_out, &((const struct sockaddr_in6 *)address)->sin6_addr, 16);
+		memcpy(out->gid, &in6->sin6_addr, 16);
+		if (IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr))
+			out->scope = in6->sin6_scope_id;
 		return;
 	}
-	memset(gid_out, 0, 10);
-	memset(gid_out + 10, 0xff, 2);
-	memcpy(gid_out + 12, &((const struct sockaddr_in *)address)->sin_addr, 4);
+	memset(out->gid + 10, 0xff, 2);
+	memcpy(out->gid + 12, &((const struct sockaddr_in *)address)->sin_addr, 4);
 }
 
 static bool is_mapped(const uint8_t *gid)
@@ -40,7 +50,7 @@ static bool is_mapped(const uint8_t *gid)
 	return memcmp(gid, prefix, sizeof(prefix)) == 0;
 }
 
-static void address_of(const uint8_t *gid, struct sockaddr_storage *address_out,
+static void address_of(const uint8_t *gid, uint32_t scope, struct sockaddr_storage *address_out,
 		       socklen_t *bytes_out)
 {
 	memset(address_out, 0, sizeof(*address_out));
@@ -57,6 +67,7 @@ static void address_of(const uint8_t *gid, struct sockaddr_storage *address_out,
 		in6->sin6_family = AF_INET6;
 		in6->sin6_port = htons(ANY_PORT);
 		memcpy(&in6->sin6_addr, gid, 16);
+		in6->sin6_scope_id = IN6_IS_ADDR_LINKLOCAL(&in6->sin6_addr) ? scope : 0;
 		*bytes_out = sizeof(*in6);
 	}
 }
@@ -70,7 +81,7 @@ static void gid_text(const uint8_t *gid, char *out)
 }
 
 /* Our address on the way to another one. */
-static int route(const struct sockaddr *to, socklen_t to_bytes, uint8_t *gid_out)
+static int route(const struct sockaddr *to, socklen_t to_bytes, struct own *out)
 {
 	struct sockaddr_storage from;
 	socklen_t from_bytes = sizeof(from);
@@ -82,12 +93,12 @@ static int route(const struct sockaddr *to, socklen_t to_bytes, uint8_t *gid_out
 	    getsockname(fd, (struct sockaddr *)&from, &from_bytes) != 0)
 		code = -errno;
 	else
-		gid_of(&from, gid_out);
+		gid_of(&from, out);
 	close(fd);
 	return code;
 }
 
-static int route_to_host(const char *host, uint8_t *gid_out, struct isw_error *error)
+static int route_to_host(const char *host, struct own *out, struct isw_error *error)
 {
 	const struct addrinfo hints = {.ai_socktype = SOCK_DGRAM};
 	struct addrinfo *found;
@@ -98,7 +109,7 @@ static int route_to_host(const char *host, uint8_t *gid_out, struct isw_error *e
 				  gai_strerror(code));
 	code = -ENXIO;
 	for (const struct addrinfo *one = found; one != NULL && code != 0; one = one->ai_next)
-		code = route(one->ai_addr, one->ai_addrlen, gid_out);
+		code = route(one->ai_addr, one->ai_addrlen, out);
 	freeaddrinfo(found);
 	if (code != 0)
 		return iswi_error(error, code, "there is no way to %s: %s", host, strerror(-code));
@@ -107,11 +118,17 @@ static int route_to_host(const char *host, uint8_t *gid_out, struct isw_error *e
 
 /* ------------------------------------------------------------------------ choosing */
 
-static const struct isw_rdma_gid *find_gid(const struct isw_rdma_port *port, const uint8_t *address,
-					   uint32_t type)
+static bool is_of(const struct isw_rdma_gid *gid, const struct own *address)
+{
+	return memcmp(gid->raw, address->gid, 16) == 0 &&
+	       (address->scope == 0 || gid->scope == 0 || gid->scope == address->scope);
+}
+
+static const struct isw_rdma_gid *find_gid(const struct isw_rdma_port *port,
+					   const struct own *address, uint32_t type)
 {
 	for (uint32_t i = 0; i < port->gids; i++)
-		if (port->gid[i].type == type && memcmp(port->gid[i].raw, address, 16) == 0)
+		if (port->gid[i].type == type && is_of(&port->gid[i], address))
 			return &port->gid[i];
 	return NULL;
 }
@@ -132,14 +149,14 @@ static void take(const struct isw_rdma_port *port, const struct isw_rdma_gid *gi
 	}
 }
 
-static int refuse(const struct isw_rdma_port *ports, uint32_t count, const uint8_t *address,
+static int refuse(const struct isw_rdma_port *ports, uint32_t count, const struct own *address,
 		  struct isw_error *error)
 {
 	const struct isw_rdma_port *old = NULL;
 	char text[INET6_ADDRSTRLEN];
 	bool active = false;
 
-	gid_text(address, text);
+	gid_text(address->gid, text);
 	for (uint32_t i = 0; i < count; i++) {
 		if (find_gid(&ports[i], address, ISW_RDMA_GID_OTHER) != NULL)
 			old = &ports[i];
@@ -162,7 +179,7 @@ static int refuse(const struct isw_rdma_port *ports, uint32_t count, const uint8
 			  text);
 }
 
-static int choose(const struct iswi_verbs *verbs, const uint8_t *address, bool any_infiniband,
+static int choose(const struct iswi_verbs *verbs, const struct own *address, bool any_infiniband,
 		  struct iswi_verbs_choice *choice_out, struct isw_error *error)
 {
 	struct isw_rdma_port *ports = calloc(ISWI_VERBS_PORTS_MAX, sizeof(*ports));
@@ -216,18 +233,18 @@ out:
 int iswi_verbs_choose(const struct iswi_verbs *verbs, const char *host,
 		      struct iswi_verbs_choice *choice_out, struct isw_error *error)
 {
-	uint8_t address[16];
-	int code = route_to_host(host, address, error);
+	struct own address;
+	int code = route_to_host(host, &address, error);
 
 	memset(choice_out, 0, sizeof(*choice_out));
-	return code != 0 ? code : choose(verbs, address, true, choice_out, error);
+	return code != 0 ? code : choose(verbs, &address, true, choice_out, error);
 }
 
 int iswi_verbs_choose_for(const struct iswi_verbs *verbs, const struct isw_rdma_end *peer,
 			  struct iswi_verbs_choice *choice_out, struct isw_error *error)
 {
 	struct sockaddr_storage to;
-	uint8_t address[16];
+	struct own address;
 	char text[INET6_ADDRSTRLEN];
 	socklen_t bytes;
 	int code;
@@ -235,13 +252,13 @@ int iswi_verbs_choose_for(const struct iswi_verbs *verbs, const struct isw_rdma_
 	memset(choice_out, 0, sizeof(*choice_out));
 	if (peer->link == ISW_RDMA_LINK_INFINIBAND)
 		return choose(verbs, NULL, true, choice_out, error);
-	address_of(peer->gid, &to, &bytes);
-	code = route((struct sockaddr *)&to, bytes, address);
+	address_of(peer->gid, peer->scope, &to, &bytes);
+	code = route((struct sockaddr *)&to, bytes, &address);
 	if (code != 0) {
 		gid_text(peer->gid, text);
 		return iswi_error(error, code, "there is no way to %s: %s", text, strerror(-code));
 	}
-	return choose(verbs, address, false, choice_out, error);
+	return choose(verbs, &address, false, choice_out, error);
 }
 
 /* Of RoCE: ff... (as in IPv6), or ::ffff: and an IPv4 address from 224.0.0.0 on. */

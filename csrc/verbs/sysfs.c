@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -88,6 +89,9 @@ static void add_gid(struct isw_rdma_port *port, uint32_t index)
 	if (port_line(port, "gid_attrs/types", index, text, sizeof(text)) &&
 	    strcmp(text, "RoCE v2") == 0)
 		gid->type = ISW_RDMA_GID_ROCE_V2;
+	gid->scope = port_line(port, "gid_attrs/ndevs", index, text, sizeof(text))
+			     ? if_nametoindex(text)
+			     : 0;
 	port->gids++;
 }
 

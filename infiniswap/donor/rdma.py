@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
@@ -15,6 +16,7 @@ from typing import ClassVar
 
 from infiniswap import events
 from infiniswap.control import messages as m
+from infiniswap.control.peer import host_of
 from infiniswap.control.service import ServerSession
 from infiniswap.donor.leases import GrantedLease, LeaseTable
 from infiniswap.engine.protocol import OffLoop
@@ -142,7 +144,7 @@ class DonorRdma:
         self._is_used = True
         try:
             ends, probe = await self._off_loop(
-                lambda: self._store.rdma_open(lease.lease, request.ends)
+                lambda: self._store.rdma_open(lease.lease, request.ends, _scope(session.address))
             )
         except EngineError as error:
             self.counters["rdma_refused"] += 1
@@ -235,3 +237,16 @@ def _has_usable_port() -> bool:
         return any(port.is_usable for port in native_rdma.rdma_ports())
     except EngineError:  # there is none; `infiniswap doctor` says why
         return False
+
+
+def _scope(address: str) -> int:
+    """The index of the interface by which a link-local consumer is reached; else 0.
+
+    Args:
+        address: HOST:PORT of the consumer's session.
+    """
+    zone = host_of(address).partition("%")[2]
+    try:
+        return socket.if_nametoindex(zone) if zone else 0
+    except OSError:
+        return 0

@@ -82,13 +82,14 @@ def end_from_c(end: Any) -> RdmaEnd:
     )
 
 
-def ends_to_c(ends: Sequence[RdmaEnd]) -> Any:
+def ends_to_c(ends: Sequence[RdmaEnd], scope: int = 0) -> Any:
     """An array of struct isw_rdma_end."""
     out = ffi.new("struct isw_rdma_end[]", max(1, len(ends)))
     for item, end in zip(out, ends, strict=False):
         item.gid = list(bytes.fromhex(end.gid))
         for name in ("link", "lid", "mtu_bytes", "reads_max", "number", "psn"):
             setattr(item, name, getattr(end, name))
+        item.scope = scope
     return out
 
 

@@ -146,13 +146,15 @@ class NativeStore(HandleOwner):
         what = f"cannot unmap slot {slot} of lease {lease}"
         self._call(what, lib.isw_store_unmap, lease, slot, generation, wait_ms_max)
 
-    def rdma_open(self, lease: int, peers: Sequence[RdmaEnd]) -> tuple[Sequence[RdmaEnd], RdmaKey]:
+    def rdma_open(
+        self, lease: int, peers: Sequence[RdmaEnd], scope: int = 0
+    ) -> tuple[Sequence[RdmaEnd], RdmaKey]:
         """Blocking, worker thread. EngineError: there can be no RDMA, and why."""
         ends = ffi.new("struct isw_rdma_end[]", max(1, len(peers)))
         probe = ffi.new("struct isw_rdma_key *")
         what = "no RDMA"
         self._explained(
-            what, lib.isw_store_rdma_open, lease, ends_to_c(peers), len(peers), ends, probe
+            what, lib.isw_store_rdma_open, lease, ends_to_c(peers, scope), len(peers), ends, probe
         )
         return [end_from_c(ends[i]) for i in range(len(peers))], key_from_c(probe)
 

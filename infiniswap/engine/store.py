@@ -126,8 +126,11 @@ class Store(Protocol):
         """Blocking. Fences the slot and waits for the requests that hold it. With 0 it takes the
         slot by force."""
 
-    def rdma_open(self, lease: int, peers: Sequence[RdmaEnd]) -> tuple[Sequence[RdmaEnd], RdmaKey]:
+    def rdma_open(
+        self, lease: int, peers: Sequence[RdmaEnd], scope: int = 0
+    ) -> tuple[Sequence[RdmaEnd], RdmaKey]:
         """Blocking. Makes RDMA connections to these ends, which last until the lease is renewed.
+        `scope`: index of the interface that leads to link-local ones.
         Returns our ends, and a page that the peer can read. EngineError: why there can be none."""
 
     def rdma_close(self, lease: int) -> None:

@@ -53,6 +53,8 @@ class FakeStore:
         self._free = 0
         self._dirty = 0
         self._leases: dict[int, _Lease] = {}
+        self.rdma_scope = 0
+        """Of the last rdma_open."""
         self._next_lease = 1
         self._next_generation = 1
         self._registered: set[int] = set()  # by generation
@@ -202,13 +204,16 @@ class FakeStore:
             del entry.slots[slot]
             self._dirty += 1
 
-    def rdma_open(self, lease: int, peers: Sequence[RdmaEnd]) -> tuple[Sequence[RdmaEnd], RdmaKey]:
+    def rdma_open(
+        self, lease: int, peers: Sequence[RdmaEnd], scope: int = 0
+    ) -> tuple[Sequence[RdmaEnd], RdmaKey]:
         """Ends that mirror the peers', or none where the host has no RDMA."""
         with self._lock:
             entry = self._find(lease)
             if not self.has_rdma:
                 raise EngineError("no RDMA: this host has no RDMA device", code=errno.ENODEV)
             entry.rdma = True
+            self.rdma_scope = scope
             return list(peers), RdmaKey(4096, 1)
 
     @property

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which port and GID lead to a peer, and what is said where none does. */
+#define _GNU_SOURCE 1
 #define OWN_MAIN
 #include <arpa/inet.h>
+#include <net/if.h>
+#include <sched.h>
 
 #include "tests.h"
 #include "verbs_stub.h"
@@ -94,6 +97,43 @@ TEST(test_a_consumer_from_nowhere)
 	memset(peer.gid, 0xff, sizeof(peer.gid)); /* multicast: no way leads there */
 	CHECK(iswi_verbs_choose_for(&stub_verbs, &peer, &choice, &error) < 0);
 	CHECK(error.text[0]);
+}
+
+/*
+ * One link-local address on two interfaces, as on a network card and its VLAN: the interface
+ * decides, which a consumer's name has and its GID has not.
+ */
+TEST(test_a_link_local_peer_is_reached_by_its_interface)
+{
+	static const uint8_t ours[16] = {0xfe, 0x80, [15] = 1}, theirs[16] = {0xfe, 0x80, [15] = 2};
+	struct isw_rdma_end peer = {.link = ISW_RDMA_LINK_ETHERNET};
+	struct iswi_verbs_choice choice;
+	struct isw_error error = {0};
+
+	if (unshare(CLONE_NEWNET) != 0)
+		return; /* that needs root */
+	if (system("ip link add isw0 type veth peer name isw1 && "
+		   "for i in isw0 isw1; do ip addr add fe80::1/64 dev $i nodad && "
+		   "ip link set $i addrgenmode none up || exit 1; done") != 0)
+		return; /* that needs ip */
+	stub.port_count = 0;
+	for (unsigned i = 0; i < 2; i++) {
+		struct isw_rdma_port *port = stub_port(i == 0 ? "stub0" : "stub1");
+
+		port->gids = 0;
+		stub_gid(port, ours, ISW_RDMA_GID_ROCE_V2);
+		port->gid[0].scope = if_nametoindex(i == 0 ? "isw0" : "isw1");
+	}
+	CHECK_EQ(iswi_verbs_choose(&stub_verbs, "fe80::2%isw0", &choice, &error), 0);
+	CHECK(strcmp(choice.device, "stub0") == 0);
+	CHECK_EQ(iswi_verbs_choose(&stub_verbs, "fe80::2%isw1", &choice, &error), 0);
+	CHECK(strcmp(choice.device, "stub1") == 0);
+	memcpy(peer.gid, theirs, sizeof(peer.gid));
+	for (unsigned i = 0; i < 2; i++) {
+		peer.scope = if_nametoindex(i == 0 ? "isw0" : "isw1");
+		CHECK_EQ(iswi_verbs_choose_for(&stub_verbs, &peer, &choice, &error), 0);
+		CHECK(strcmp(choice.device, i == 0 ? "stub0" : "stub1") == 0);
+	}
 }
 
 /* Whatever this host has: an answer, or a reason. */

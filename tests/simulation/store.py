@@ -277,7 +277,9 @@ class SimStore:
 
     # ------------------------------------------------- RDMA, which hosts here have not
 
-    def rdma_open(self, lease: int, peers: Sequence[RdmaEnd]) -> tuple[Sequence[RdmaEnd], RdmaKey]:
+    def rdma_open(
+        self, lease: int, peers: Sequence[RdmaEnd], scope: int = 0
+    ) -> tuple[Sequence[RdmaEnd], RdmaKey]:
         raise EngineError("no RDMA: this host has no RDMA device", code=errno.ENODEV)
 
     def rdma_close(self, lease: int) -> None: ...

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from infiniswap.rdma_address import RdmaKey
 from infiniswap.testing.store import FakeStore
 from infiniswap.units import MIB
 
-SESSION = cast(Any, SimpleNamespace(number=4))
+SESSION = cast(Any, SimpleNamespace(number=4, address="10.0.0.2:5"))
 
 
 class Donor:
@@ -56,9 +57,10 @@ class Donor:
         """As the answer to a map request has it."""
         return (await self.rdma.map_answer(1, self.lease, slot)).key
 
-    async def open(self, ends: int = 2) -> m.RdmaAnswer:
+    async def open(self, ends: int = 2, address: str = "") -> m.RdmaAnswer:
         request = m.RdmaRequest(id=1, lease=self.lease, ends=[END] * ends)
-        return await self.rdma.open(SESSION, request)
+        session = SimpleNamespace(number=4, address=address) if address else SESSION
+        return await self.rdma.open(cast(Any, session), request)
 
 
 async def test_what_is_mapped_before_and_after_has_a_key() -> None:
@@ -73,6 +75,22 @@ async def test_what_is_mapped_before_and_after_has_a_key() -> None:
     # A renewed lease has none of that.
     donor.store.lease_renew(donor.lease, 0)
     assert await donor.key(before) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "scope"),
+    [
+        ("[fe80::2%lo]:5", socket.if_nametoindex("lo")),
+        ("[fe80::2%gone]:5", 0),
+        ("[fd00::2]:5", 0),
+        ("10.0.0.2:5", 0),
+    ],
+)
+async def test_a_link_local_consumer_is_reached_by_its_interface(address: str, scope: int) -> None:
+    donor = Donor()
+    donor.store.rdma_scope = -1
+    await donor.open(address=address)
+    assert donor.store.rdma_scope == scope
 
 
 async def test_a_consumer_that_comes_back_waits_for_no_registration() -> None:
