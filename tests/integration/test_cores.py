@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device's processes that crash leave no core file, and others do not read their memory.
 
-What a core would hold where somebody insists on one: tests/vm/guest/test_cores_insisted.py.
+A core on which somebody insists: tests/vm/guest/test_cores_insisted.py; with each library that
+seals: tests/c/test_seal_cores.c.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.devices import nbd_bytes as nbd
 from support.devices.cluster import WAIT_S, Cluster, Device, wait_ended
-from support.devices.seal_keys import key_in_clear
+from support.devices.nbd_client import connected
+from support.devices.seal_keys import KEY_BYTES, key_in_clear
 from support.machine.cores import Cores, gathered_cores
 from support.machine.process_memory import memory_has
+
+from infiniswap.units import PAGE_BYTES
 
 pytestmark = [pytest.mark.requires_native, pytest.mark.requires_root]
 
 _NOBODY = 65534
+_MARKER_BYTES = 32
 
 
 @pytest.fixture
@@ -67,6 +73,20 @@ def test_the_holder_has_the_key_but_not_in_its_memory(device: Device) -> None:
     assert not memory_has(processes["holder"], key)
     limits = Path(f"/proc/{processes['holder']}/limits").read_text()
     assert re.search(r"^Max core file size +1 +1 ", limits, re.MULTILINE)
+    device.remove()
+
+
+def test_a_core_with_every_mapping_would_hold_no_page_and_no_key(device: Device) -> None:
+    """As with coredump_filter 0x33, or any other: what is left out is marked in smaps."""
+    marker, pid = os.urandom(_MARKER_BYTES), device.pid
+    with connected(device.socket) as client:
+        for number in range(64):
+            page = marker * (PAGE_BYTES // _MARKER_BYTES)
+            assert nbd.write(client, number * PAGE_BYTES, page) == 0
+        key = key_in_clear(device)
+        for secret in (marker, key[: KEY_BYTES // 2], key[KEY_BYTES // 2 :]):
+            assert memory_has(pid, secret)
+            assert not memory_has(pid, secret, of_a_core=True)
     device.remove()
 
 
