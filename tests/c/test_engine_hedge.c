@@ -514,7 +514,6 @@ BARE_CASES(a_donor_that_answers_late_is_asked_again, 2, owes_more, 4, 4)
 	CHECK(!own->done);
 	CHECK_EQ(sent_for(w, 0, 0, ISWI_XFER_READ), 1);
 	CHECK(donors_buffer(w, 0) == own->data);
-	NOT_SLOW(w, 0, 0);
 	REPLY(w, 0, 0);
 	own_is(own, 10);
 	hedges_are(w, 1, 0);
@@ -523,6 +522,23 @@ BARE_CASES(a_donor_that_answers_late_is_asked_again, 2, owes_more, 4, 4)
 	DISK_DONE(w, 0);
 	CHECK_EQ(bare_held(w), 0);
 	w->e->remotes[0].owed -= more;
+}
+
+/* It answers one read and hangs again: that read is hedged once more, a while later. */
+BARE_TEST(a_donor_that_hangs_again_is_not_waited_for, 4, 4)
+{
+	SLOW(w, 0, 0);
+	DISK_TAKE_READ(w);
+	iswi_sim_of(w->e)->now_ns += 20000000;
+	REPLY(w, 0, 0);
+	CHECK(iswi_sim_of(w->e)->donors[0]->pending[0].xfer->slow_us >= 40000);
+	SLOW(w, 0, 0);
+	hedges_are(w, 2, 0);
+	CHECK_EQ(bare_held(w), 2);
+	DISK_TAKE_READ(w);
+	DISK_DONE(w, 1);
+	own_is(own, 10);
+	hedges_are(w, 2, 1);
 }
 
 BARE_CASES(a_write_passes_a_bare_hedge, 2, donor_first, 2, 1)

@@ -226,7 +226,7 @@ static void release(struct isw_engine *e, struct iswi_op *a, struct iswi_op *b)
 /* Neither leg's bytes answer the request: its pages are read again. */
 static void read_again(struct iswi_op *lost, uint32_t state)
 {
-	lost->tried = ISWI_HEDGED;
+	lost->tried |= ISWI_HEDGED;
 	if (state & ISWI_HEDGE_REMOTE_FAIL)
 		lost->tried |= iswi_tried_place(lost->place);
 	if (state & ISWI_HEDGE_BACKUP_FAIL)
@@ -254,11 +254,13 @@ void iswi_hedge_ended(struct iswi_op *op, bool remote, int error)
 	}
 	won = !error && !dropped && !(atomic_load(hedge) & ISWI_HEDGE_WON) &&
 	      verified(e, op, seals) && !(atomic_fetch_or(hedge, ISWI_HEDGE_WON) & ISWI_HEDGE_WON);
-	if (won)
+	if (won) {
 		answer(e, op, seals, remote); /* before the twin may give our buffer back */
-	else if (remote && !error && (op->last || dropped))
+	} else if (remote && !error && (op->last || dropped)) {
 		/* Outdated, or the donor is back: no reason to wait for a slow disk. */
 		again = !(atomic_fetch_or(hedge, ISWI_HEDGE_WON) & ISWI_HEDGE_WON);
+		lost.tried = dropped ? ISWI_BACK : 0;
+	}
 	state = atomic_fetch_or(hedge, bits) | bits;
 	if ((state & BOTH_ENDED) == BOTH_ENDED) {
 		again |= !(state & ISWI_HEDGE_WON);

@@ -157,14 +157,30 @@ static void emit_backup(struct isw_engine *e, const struct cursor *at, const str
 	iswi_backup_read(e, op);
 }
 
+/*
+ * A read whose donor's answer was dropped waits for twice as long as before, so that a donor which
+ * is always slow answers it in the end.
+ */
+static uint32_t slow_after_us(const struct isw_engine *e, const struct cursor *at,
+			      const struct iswi_remote *r)
+{
+	uint32_t us = iswi_remote_slow_after_us(e, r);
+	uint64_t age_ns;
+
+	if (!us || !at->tried)
+		return us;
+	age_ns = e->clock->now_ns(e->clock->ctx) - at->req->start_ns;
+	return (uint32_t)ISWI_MAX(us, age_ns / 500);
+}
+
 static void send_remote(struct isw_engine *e, struct cursor *at, const struct read_run *run,
 			struct iswi_op *op)
 {
 	struct iswi_remote *r = iswi_remote_of(e, at->slab, run->place);
 
 	/* Once: what goes wrong after that is read again without a second leg. */
-	if (!at->tried)
-		op->xfer.slow_us = iswi_remote_slow_after_us(e, r);
+	if (!at->tried || at->tried == (ISWI_HEDGED | ISWI_BACK))
+		op->xfer.slow_us = slow_after_us(e, at, r);
 	op->measured_ns = measure(&r->speed, at, run, ISWI_SPEED_DONOR_MEASURED);
 	/* Measured, or beside what is: its tail is nothing to wait for, the backup is quicker. */
 	if (at->choice[run->place] == ISWI_SPEED_DONOR_MEASURED)

@@ -11,6 +11,7 @@
 #define ISWI_RETRIED      0x8  /* bytes did not fit their seal once: a write may have passed by */
 #define ISWI_HEDGED       0x10 /* was hedged, in vain: it is not again */
 #define ISWI_PAST_SLOW    0x20 /* from the backup, if that has it */
+#define ISWI_BACK         0x40 /* was hedged bare, and its donor answered: it may be again */
 
 static inline uint8_t iswi_tried_place(uint32_t place)
 {
