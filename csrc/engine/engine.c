@@ -244,6 +244,8 @@ void isw_engine_stats(isw_engine *e, struct isw_engine_stats *out)
 	pthread_mutex_unlock(&e->backup->lock);
 	for (uint32_t i = 0; i < ISW_LATENCY_BUCKETS; i++) {
 		out->read_latency[i] = iswi_counted(&e->read_latency.bucket[i]);
+		out->waited_read_latency[i] = iswi_counted(&e->waited_read_latency.bucket[i]);
+		out->read_requests_waited += out->waited_read_latency[i];
 		out->write_latency[i] = iswi_counted(&e->write_latency.bucket[i]);
 		out->remote_read_latency[i] = iswi_counted(&e->remote_read_latency.bucket[i]);
 		out->remote_write_latency[i] = iswi_counted(&e->remote_write_latency.bucket[i]);

@@ -38,6 +38,7 @@ struct iswi_req {
 	/* The engine's own. */
 	atomic_uint pending; /* pages (and one guard while submitting) not yet safe or filled */
 	atomic_int error;
+	atomic_bool waited; /* READ: for a donor or the disk. Relaxed, ordered as error is */
 	uint64_t start_ns;
 	uint64_t cursor; /* first page of a write not yet staged */
 	void (*then)(isw_engine *engine, struct iswi_req *req); /* NULL, or before done */

@@ -74,6 +74,7 @@ static void submit(struct isw_engine *e, struct iswi_req *req, struct iswi_plug 
 	req->next = NULL;
 	req->start_ns = e->clock->now_ns(e->clock->ctx);
 	atomic_init(&req->error, code);
+	atomic_init(&req->waited, false);
 	atomic_init(&req->pending, 1);
 	others = atomic_fetch_add_explicit(&e->count.in_flight, 1, memory_order_acquire);
 	if (others >= e->config.requests_max)

@@ -614,6 +614,7 @@ int isw_engine_remotes(isw_engine *engine, uint32_t max, struct isw_remote_info 
 
 struct isw_engine_stats {
 	uint64_t read_requests;
+	uint64_t read_requests_waited; /* ended; for a donor or the disk: others were ready here */
 	uint64_t write_requests;
 	uint64_t trim_requests;
 	uint64_t zero_requests;
@@ -658,6 +659,7 @@ struct isw_engine_stats {
 	uint64_t backup_expected_ns;
 	/* Request latency at the front end, log-linear: see isw_latency_bucket_ns. */
 	uint64_t read_latency[256];
+	uint64_t waited_read_latency[256]; /* of read_requests_waited */
 	uint64_t write_latency[256];
 	/* ... and of each transfer of one page or more, copies too. */
 	uint64_t remote_read_latency[256];

@@ -94,6 +94,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
         pages_on_donors: how many have a valid copy there now.
         stats: totals since the start, in pages unless the name says otherwise.
         remote_share: of the page-ins that were not zeros, how many donors served; None: no such.
+        page_in_us_p50: time of page-ins that waited for a donor or the disk; also _p99.
         chosen_share: of the page-ins that a donor and the backup could serve, how many were read
             from the donor, because it was expected to answer sooner; None: no such.
         backup_expected_us: how long a read of one page from the backup would take now; 0: none yet.
@@ -186,7 +187,10 @@ class DeviceAnswer(Struct, frozen=True, kw_only=True):
 
 
 class Ready(Struct, frozen=True, kw_only=True):
-    """First line that a device process writes to its starter: it serves, or why it does not."""
+    """First line that a device process writes to its starter: it serves, or why it does not.
+
+    `degraded`: what DeviceStatus says of it; `warnings`: what else the starter should know.
+    """
 
     ok: bool
     error: str = ""
@@ -195,3 +199,4 @@ class Ready(Struct, frozen=True, kw_only=True):
     frontend: str = ""
     why: str = ""
     warnings: list[str] = []
+    degraded: list[str] = []

@@ -520,3 +520,25 @@ WORLD_TEST(activity_is_that_of_the_requests, world_at_rest(0))
 	info = slab_of(w, 1);
 	CHECK_EQ(info.page_ins, 4);
 }
+
+static uint64_t reads_waited(const struct world *w)
+{
+	struct isw_engine_stats stats = stats_of(w);
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < ISW_LATENCY_BUCKETS; i++)
+		sum += stats.waited_read_latency[i];
+	CHECK_EQ(stats.read_requests_waited, sum);
+	return sum;
+}
+
+/* A read that joins what is under way waits; one that finds it here does not. */
+WORLD_CASES(reads_that_wait_are_counted_apart, 2, at_rest, world_of_a_trend(0))
+{
+	CHECK_EQ(reads_waited(w), TREND);
+	if (at_rest)
+		settle(w);
+	read_settled(w, TREND);
+	CHECK_EQ(reads_waited(w), at_rest ? TREND : TREND + 1);
+	CHECK_EQ(stats_of(w).read_requests, TREND + 1);
+}

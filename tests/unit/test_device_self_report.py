@@ -37,7 +37,9 @@ class Device:
         self.report = SelfReport(spec, cast(Any, self), cast(Any, self))
 
     def figures(self) -> EngineFigures:
-        return EngineFigures(dict(self.counts), {"read_latency": list(self.reads)}, BOUNDS_NS)
+        return EngineFigures(
+            dict(self.counts), {"waited_read_latency": list(self.reads)}, BOUNDS_NS
+        )
 
     def slab_states(self) -> dict[str, int]:
         return {"suspended": 3}

@@ -124,6 +124,7 @@ static struct iswi_op *op_of(struct isw_engine *e, const struct cursor *at,
 	struct iswi_op *op = iswi_op_take(e);
 
 	atomic_fetch_add_explicit(&at->req->pending, 1, memory_order_relaxed);
+	atomic_store_explicit(&at->req->waited, true, memory_order_relaxed);
 	op->req = at->req;
 	op->page = run->page;
 	op->pages = run->pages;
@@ -250,7 +251,9 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct read_run 
 {
 	switch (run->source) {
 	case FROM_NOWHERE:
+		return;
 	case JOINED:
+		atomic_store_explicit(&at->req->waited, true, memory_order_relaxed);
 		return;
 	case FROM_AHEAD:
 		iswi_ahead_used(e, run->pages);

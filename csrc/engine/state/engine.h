@@ -193,8 +193,8 @@ struct isw_engine {
 	atomic_uint_fast64_t pull; /* slab that is pulled, next group of it below: see ops/copy.c */
 	struct iswi_events events;
 	struct iswi_counters count;
-	struct iswi_latency read_latency, write_latency, remote_read_latency, remote_write_latency,
-		backup_read_latency, backup_write_latency;
+	struct iswi_latency read_latency, waited_read_latency, write_latency, remote_read_latency,
+		remote_write_latency, backup_read_latency, backup_write_latency;
 };
 
 static inline bool iswi_hedges(const struct isw_engine *e)

@@ -9,10 +9,13 @@ static void finish(struct isw_engine *e, struct iswi_req *req)
 	uint64_t took_ns = e->clock->now_ns(e->clock->ctx) - req->start_ns;
 	int error = atomic_load_explicit(&req->error, memory_order_relaxed);
 
-	if (req->op == ISWI_READ)
+	if (req->op == ISWI_READ) {
 		iswi_latency_add(&e->read_latency, took_ns);
-	else if (req->op == ISWI_WRITE)
+		if (atomic_load_explicit(&req->waited, memory_order_relaxed))
+			iswi_latency_add(&e->waited_read_latency, took_ns);
+	} else if (req->op == ISWI_WRITE) {
 		iswi_latency_add(&e->write_latency, took_ns);
+	}
 	if (error)
 		iswi_count(&e->count.requests_failed, 1);
 	atomic_fetch_sub_explicit(&e->count.in_flight, 1, memory_order_release);

@@ -159,7 +159,7 @@ def report_ready(spec: DeviceSpec, ready: Ready) -> None:
         f"device {spec.name}: {format_size(spec.size_bytes)} at {ready.path} "
         f"(front end {ready.frontend}: {ready.why}){swap}"
     )
-    for warning in ready.warnings:
+    for warning in [*ready.warnings, *ready.degraded]:
         print(f"infiniswap: warning: {warning}", file=sys.stderr)
 
 

@@ -53,7 +53,7 @@ def snapshot(
     figures = engine.figures()
     stats = figures.counts
     p50_ns, p99_ns = histogram_quantiles(
-        figures.latency["read_latency"], figures.latency_bounds_ns, (0.5, 0.99)
+        figures.latency["waited_read_latency"], figures.latency_bounds_ns, (0.5, 0.99)
     )
     by_choice = stats["fallback_quicker"] + stats["fallback_measured"]
     chosen = stats["pages_in_remote"] + by_choice

@@ -56,8 +56,8 @@ class SelfReport:
         )
 
     def _latency_us(self, found: EngineFigures) -> tuple[float | None, float | None]:
-        """Of page-ins since the last time; None: there were none."""
-        now = found.latency["read_latency"]
+        """Of page-ins that waited for a donor or the disk since the last time; None: none did."""
+        now = found.latency["waited_read_latency"]
         before = self._buckets or [0] * len(now)
         self._buckets = now
         since = [count - old for count, old in zip(now, before, strict=True)]

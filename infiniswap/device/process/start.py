@@ -108,6 +108,7 @@ class Start:
             frontend=choice.frontend,
             why=choice.why,
             warnings=parts.warnings,
+            degraded=parts.degraded,
         )
 
     def _begin_contents(self) -> None:
@@ -137,7 +138,6 @@ class Start:
         warning = frontends.FRONT_ENDS[frontend].warning
         if warning and parts.spec.swap and not parts.spec.ephemeral:
             parts.warnings.append(warning)
-        parts.warnings += parts.degraded
         parts.warnings += map(str, in_force(os.getpid()))
         if parts.keep_awake is not None and parts.keep_awake.problem is not None:
             parts.warnings.append(str(parts.keep_awake.problem))
