@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -86,3 +87,25 @@ def tune(name: str, settings: Iterable[tuple[str, str]], *, sys: Path = SYS) -> 
         if now != value and f"[{value}]" not in now and not try_write_text(queue / file, value):
             refused.append(file)
     return tuple(refused)
+
+
+def is_encrypted(path: Path, *, sys: Path = SYS) -> bool:
+    """Whether a block device, or the file system of a file, lies on dm-crypt alone.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    attributes = path.stat()
+    number = attributes.st_rdev if stat.S_ISBLK(attributes.st_mode) else attributes.st_dev
+    return _is_encrypted(sys / f"dev/block/{os.major(number)}:{os.minor(number)}", sys)
+
+
+def _is_encrypted(directory: Path, sys: Path) -> bool:
+    if (try_read_text(directory / "dm/uuid") or "").startswith("CRYPT-"):
+        return True
+    if backing := try_read_text(directory / "loop/backing_file"):
+        return is_encrypted(Path(backing.rstrip("\n")), sys=sys)
+    below: list[Path] = []
+    with contextlib.suppress(OSError):
+        below = list((directory / "slaves").iterdir())
+    return bool(below) and all(_is_encrypted(each, sys) for each in below)

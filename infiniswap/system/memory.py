@@ -49,7 +49,9 @@ class CgroupMemory:
         anon_bytes: anonymous and shared memory in RAM: what can only go to swap.
         file_bytes: file cache that can be dropped or written back (not shared memory).
         swap_bytes: what of it is swapped out.
-        oom_kills: processes killed since it was made.
+        oom_kills: processes that the kernel killed for want of memory since it was made, also for
+            a limit above it, or for the host's memory.
+        limit_ooms: how often its own limit left no way but to kill; version 2 only.
     """
 
     limit_bytes: int | None
@@ -59,6 +61,7 @@ class CgroupMemory:
     file_bytes: int
     swap_bytes: int | None
     oom_kills: int | None
+    limit_ooms: int | None = None
 
     @property
     def available_bytes(self) -> int | None:
@@ -308,6 +311,7 @@ def _memory_v2(path: Path) -> CgroupMemory:
         file_bytes=stat.get("inactive_file", 0) + stat.get("active_file", 0),
         swap_bytes=try_read_int(path / "memory.swap.current"),
         oom_kills=events.get("oom_kill"),
+        limit_ooms=events.get("oom"),
     )
 
 

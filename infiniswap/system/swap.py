@@ -28,6 +28,7 @@ from infiniswap.system.memory import (
     cgroup_memory,
     machine_memory,
     memory_hierarchy,
+    parse_meminfo,
 )
 from infiniswap.system.programs import run_command
 from infiniswap.units import MIB, format_size_short
@@ -45,7 +46,7 @@ SWAPOFF_RESERVE_BYTES = 64 * MIB
 CGROUPS_LOOKED_AT_MAX = 20_000
 
 _LEAVING_S_MAX = 5.0
-_LEAVING_PAUSE_S = 0.05
+_PAUSE_S = 0.05
 
 _DELETED = " (deleted)"
 _NUMBER = re.compile("-?[0-9]{1,20}", re.ASCII)
@@ -121,6 +122,30 @@ def find_area(path: Path, *, proc: Path = PROC) -> SwapArea | None:
     return None
 
 
+def being_taken_off(*, proc: Path = PROC) -> SwapArea | None:
+    """The area that a swapoff under way is emptying, None without one. /proc/swaps still lists it,
+    but the host's total counts only the part of it that is in use (mm/swapfile.c: si_swapinfo).
+
+    Raises:
+        NotPermittedError, SystemCallError: /proc could not be read.
+    """
+    areas = active_areas(proc=proc)
+    figures = parse_meminfo(read_text(proc / "meminfo", "cannot read the memory figures"))
+    if [_identity(area) for area in areas] != [_identity(area) for area in active_areas(proc=proc)]:
+        return None  # one has come or gone between the two files
+    total_bytes = sum(area.size_bytes for area in areas)
+    missing_bytes = total_bytes - figures.get("SwapTotal", total_bytes)
+    if missing_bytes <= 0:
+        return None
+    return min(
+        areas, key=lambda area: abs(area.size_bytes - area.used_bytes - missing_bytes), default=None
+    )
+
+
+def _identity(area: SwapArea) -> tuple[str, int, int]:
+    return area.path, area.size_bytes, area.priority
+
+
 def priority_above(areas: Iterable[SwapArea], *, path: Path | None = None) -> int:
     """A priority above that of every area but the one at `path`.
 
@@ -186,7 +211,8 @@ def swapon(
 
 def swapoff(path: Path, *, timeout_s: float, proc: Path = PROC) -> None:
     """Removes the area, in a child process: it reads every page back in, which the process that
-    serves those pages must not wait for itself. Nothing to do when it is not active.
+    serves those pages must not wait for itself. Nothing to do when it is not active. While somebody
+    else's swapoff empties it, the kernel refuses a second one: then it waits for that one.
 
     Killing the child on time-out is safe: the kernel then keeps the area as it was.
 
@@ -194,12 +220,15 @@ def swapoff(path: Path, *, timeout_s: float, proc: Path = PROC) -> None:
         DeadlineError: not done in time; the area is still active.
         SystemCallError: refused, most likely for lack of memory.
     """
-    area = find_area(path, proc=proc)
-    if area is None:
+    end_s = time.monotonic() + timeout_s
+    if find_area(path, proc=proc) is None:
         return
     try:
         run_command(["swapoff", str(path)], timeout_s=timeout_s)
     except (DeadlineError, SystemCallError) as error:
+        if _wait_for_another(path, end_s, proc):
+            swapoff(path, timeout_s=max(_PAUSE_S, end_s - time.monotonic()), proc=proc)
+            return
         area = find_area(path, proc=proc)
         if area is None:
             return
@@ -210,6 +239,18 @@ def swapoff(path: Path, *, timeout_s: float, proc: Path = PROC) -> None:
                 f"swapoff did not end within {timeout_s:g} s: {left}", where=str(path), mend=mend
             ) from error
         raise SystemCallError(f"{error.what}; {left}", where=str(path), mend=mend) from error
+
+
+def _wait_for_another(path: Path, end_s: float, proc: Path) -> bool:
+    """Whether somebody else's swapoff was emptying the area; returns when that has ended."""
+    found = False
+    while time.monotonic() < end_s:
+        area, leaving = find_area(path, proc=proc), being_taken_off(proc=proc)
+        if area is None or leaving is None or leaving.path != area.path:
+            return found
+        found = True
+        time.sleep(_PAUSE_S)
+    return False
 
 
 def used_bytes(path: Path, *, proc: Path = PROC) -> int:
@@ -246,7 +287,7 @@ def leaving(path: Path) -> Iterator[None]:
                         where=str(path),
                         mend=f"See who does with `lslocks` or `fuser {path}`.",
                     ) from error
-            time.sleep(_LEAVING_PAUSE_S)
+            time.sleep(_PAUSE_S)
         yield
     finally:
         os.close(descriptor)

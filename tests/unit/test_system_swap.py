@@ -187,3 +187,23 @@ def test_room_in_an_area_that_is_being_removed_does_not_count(
         with swap.leaving(other):
             assert not swap.swapoff_fits(going).fits
         assert swap.swapoff_fits(going).fits
+
+
+@pytest.mark.parametrize(
+    ("total_kib", "leaving"),
+    [
+        (3 << 20, None),
+        ((2 << 20) + 4096, "/dev/b"),  # what is left there still counts
+        ((2 << 20) + 512, "/dev/a"),
+        (2 << 20, "/dev/c"),
+    ],
+)
+def test_an_area_that_somebody_is_taking_off_is_known(
+    tmp_path: Path, total_kib: int, leaving: str | None
+) -> None:
+    used_kib = {"/dev/a": 512, "/dev/b": 4096, "/dev/c": 0}
+    lines = [f"{path} partition {1 << 20} {used} 5\n" for path, used in used_kib.items()]
+    (tmp_path / "swaps").write_text(HEADER + "".join(lines))
+    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nSwapTotal: {total_kib} kB\n")
+    found = swap.being_taken_off(proc=tmp_path)
+    assert (found.path if found else None) == leaving

@@ -150,9 +150,9 @@ class Attachment:
             InfiniswapError: the kernel refused; the area is still active.
         """
         path = self._device()
-        if not self.swap_active or path is None:
+        if not self.spec.swap or path is None:
             return
-        if swap.find_area(path) is not None:  # an administrator may have been faster
+        if swap.find_area(path) is not None:  # an administrator may have taken it off, or put it on
             with swap.leaving(path):
                 fit = swap.swapoff_fits(path)
                 if not fit.fits:
