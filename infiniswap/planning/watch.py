@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from infiniswap.device.jobs import heaps
-from infiniswap.device.jobs.usage import Summary
+from infiniswap.device.jobs.summary import Summary
 from infiniswap.errors import InfiniswapError, UsageError
 from infiniswap.planning.misses import First, Look, first_of, misses
 from infiniswap.planning.prediction import Probe, limit_of

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from support.devices.cluster import (
     Cluster,
     Device,
     process_state,
+    run,
     until,
     wait_ended,
 )
@@ -517,6 +519,82 @@ def test_the_killed_child_of_a_job_that_goes_on_is_told(runner: Runner) -> None:
     assert "(--local) ran out" in done.stderr.decode()
 
 
+def test_a_swapoff_by_somebody_else_is_named_as_what_ended_the_job(runner: Runner) -> None:
+    need_no_other_swap()
+    script = 'echo ready; read line; exec "$@"'
+    process = runner.popen(
+        "sh", "-c", script, "sh", *touch(96), options=SIZE, stdin=subprocess.PIPE, local="24M"
+    )
+    ready(process)
+    area = area_of(runner)
+    swap.swapoff(Path(area.path), timeout_s=WAIT_S)
+    _, stderr = process.communicate(b"\n", timeout=2 * WAIT_S)
+    assert process.returncode == 128 + signal.SIGKILL
+    text = stderr.decode()
+    assert f"somebody else took the swap area {area.path} out of use (swapoff)" in text
+    assert "Give a larger" not in text
+    assert "cannot be removed" not in text
+
+
+def test_a_kill_by_another_is_told_from_one_for_want_of_memory(runner: Runner) -> None:
+    process = waiting(runner)
+    for pid in runner.cgroup(process).pids():
+        os.kill(pid, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=2 * WAIT_S)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "the kernel killed nothing for want of memory" in stderr.decode()
+
+
+@contextlib.contextmanager
+def small_disk(root: Path, mib: int) -> Iterator[Path]:
+    """A file system of its own, on a loop device."""
+    image, point = root / "small.img", root / "small"
+    run("fallocate", "--length", f"{mib}M", image)
+    run("mkfs.ext4", "-q", image)
+    point.mkdir()
+    run("mount", "-o", "loop", image, point)
+    try:
+        yield point
+    finally:
+        run("umount", point)
+        point.rmdir()
+        image.unlink()
+
+
+def test_a_backup_that_refuses_writes_is_named_at_once(runner: Runner, cluster: Cluster) -> None:
+    """Its file system is full, and its blocks are gone. The job ends once there is room again."""
+    with small_disk(cluster.root, 200) as point, contextlib.ExitStack() as stack:
+        file, fill, said = point / "backup", point / "fill", cluster.root / "said"
+        run("fallocate", "--length", "64M", file)
+        disk = loop.attach(file)
+        stack.callback(loop.detach, disk)
+        script = 'echo ready; read line; "$@"; exit 5'
+        process = runner.popen(
+            *("sh", "-c", script, "sh", *touch(56, 2)),
+            options=("--size", "64M", "--backup", str(disk.path)),
+            stdin=subprocess.PIPE,
+            stderr=stack.enter_context(said.open("w")),
+            local="24M",
+        )
+        ready(process)
+        run("fallocate", "--punch-hole", "--offset", "0", "--length", "64M", file)
+        with contextlib.suppress(OSError), fill.open("wb", buffering=0) as filler:
+            while filler.write(bytes(MIB)):
+                pass
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        alarm = f"warning: the backup {disk.path} refuses writes: "
+        until(lambda: alarm in said.read_text(), "the alarm")
+        fill.unlink()
+        process.communicate(timeout=2 * WAIT_S)
+        # Until then the kernel may have found nothing that it could page out.
+        if process.returncode != 5:
+            assert "the swap device did not take what had to be paged out" in said.read_text()
+        assert f"the device reported: the backup {disk.path} refuses" in said.read_text()
+        assert "larger" not in said.read_text()
+
+
 # ------------------------------------------------------------------ other swap areas
 
 
@@ -526,13 +604,15 @@ def test_other_swap_areas_are_named_and_used_last(runner: Runner, cluster: Clust
         process = waiting(runner)
         assert area_of(runner).priority > 300
         said = finish(process)
-        assert f"{other.path} (priority 300, 64.0 MiB free) is used when ours is full" in said
+        free = f"{other.path} (priority 300, 64.0 MiB free)"
+        assert f"{free} is used when ours is full, and keeps pages unsealed" in said
         # Ours is too small for this one, so the rest of it goes there.
         options = ("--size", "16M")
         summary = runner.summary(*touch(72, 1), options=options, local="24M")
         assert summary["other_swap_bytes"] >= 8 * MIB
         done = runner(*touch(72, 1), options=options, local="24M")
         assert "went to other swap areas" in done.stderr.decode()
+        assert re.search(rf"{other.path} \([0-9.]+ MiB, not sealed\)", done.stderr.decode())
         # Still as it was, and nothing of it is ours to touch.
         (after,) = [area for area in swap.active_areas() if area.path == other.path]
         assert (after.priority, after.size_bytes) == (300, other.size_bytes)

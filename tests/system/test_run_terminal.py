@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 from support.devices.cluster import NEEDS_SWAP, process_state, until, wait_ended
 from support.jobs.runs import Runner, StartTerminal, Terminal, touch
+from support.jobs.screen import Screen
 
 pytestmark = [*NEEDS_SWAP, pytest.mark.requires_tool("setsid")]
 
@@ -37,6 +39,9 @@ with open(os.environ["ISW_TEST_OUT"], "w") as file:
 raise SystemExit(7)
 """
 
+
+LIVE = re.compile(r"\x1b\[([0-9]+);1H\x1b\[0m\x1b\[Kinfiniswap: ([^\x1b]*)\x1b8")
+"""The row of the live line, and its facts."""
 
 SUDO = {"SUDO_UID": str(pwd.getpwnam("nobody").pw_uid)}
 as_both = pytest.mark.parametrize("sudo", [{}, SUDO], ids=["root", "sudo"])
@@ -80,16 +85,49 @@ def test_the_live_line_shows_memory_and_is_taken_away(
     argv = device_runner.argv(*touch(48, 1 << 30), local="32M")
     window = terminal(argv, device_runner)
     window.expect("of 32.0 MiB local", count=2)
-    window.expect("page-in", count=2)  # the whole of it
-    lines = [part for part in window.text.split("\r") if "MiB local" in part]
-    assert all(part.startswith("\x1b[Kinfiniswap: ") for part in lines), window.text
-    assert all(len(part) <= len("\x1b[K") + 119 + len("round 9\n") for part in lines)
-    assert "paged out" in lines[-1]
-    assert "page-in" in lines[-1]
+    window.expect("page-in", count=2)
+    window.expect("\x1b8", count=3)  # the whole of it
+    lines = [line for line in LIVE.findall(window.text) if "MiB local" in line[1]]
+    assert lines, window.text
+    assert all(row == "40" and len(line) < 120 for row, line in lines)
+    assert "paged out" in lines[-1][1]
+    assert "page-in" in lines[-1][1]
     window.type("\x03")
     assert window.wait() == 1 or "KeyboardInterrupt" in window.text
-    # Nothing of it is left on the screen when the closing lines come.
-    assert "\r\x1b[K" in window.text[window.text.rindex("of 32.0 MiB local") :]
+    # Nothing of it is left on the screen when the closing lines come, and its row is given back.
+    rest = window.text[window.text.rindex("of 32.0 MiB local") :]
+    assert rest.index("\x1b[40;1H\x1b[0m\x1b[K\x1b[r\x1b8") < rest.index("exit code")
+
+
+@as_both
+def test_the_live_line_has_a_row_that_the_jobs_output_never_shares(
+    device_runner: Runner, terminal: StartTerminal, sudo: dict[str, str]
+) -> None:
+    """It is written between a saved cursor and its return, below the scroll region."""
+    script = "printf half; sleep 2.5; echo other; sleep 1.5; printf end"
+    window = terminal(device_runner.argv("sh", "-c", script), device_runner, **sudo)
+    assert window.wait() == 0
+    assert "\x1b[1;39r" in window.text
+    assert LIVE.findall(window.text)
+    screen = Screen(40, 120)
+    screen.write(window.text)
+    lines = [line.rstrip() for line in screen.lines if line.strip()]
+    assert "halfother" in lines
+    assert lines[lines.index("halfother") + 1] == "end"
+    assert lines[lines.index("end") + 1].startswith("infiniswap: sh: exit code 0")
+    assert not any("local, page-in" in line for line in lines)
+
+
+def test_a_job_that_reads_each_key_has_the_whole_terminal(
+    device_runner: Runner, terminal: StartTerminal
+) -> None:
+    script = "stty -icanon; echo ready; sleep 3; echo done"
+    window = terminal(device_runner.argv("sh", "-c", script), device_runner)
+    window.line("ready")
+    window.text = ""
+    window.expect("done")
+    assert not LIVE.findall(window.text.partition("done")[0])
+    assert window.wait() == 0
 
 
 def test_the_live_line_fits_a_window_that_becomes_narrow(
@@ -100,10 +138,9 @@ def test_the_live_line_fits_a_window_that_becomes_narrow(
     window.resize(40, 45)
     window.text = ""
     window.expect("paged out", count=3)
-    lines = [part for part in window.text.split("\r\x1b[K") if "paged out" in part]
+    lines = [line for _, line in LIVE.findall(window.text) if "paged out" in line]
     for line in lines[1:]:  # the first one may be from before
-        assert len(line.partition("  ")[0]) <= 45 - 3
-        assert line.startswith("infiniswap: ")
+        assert len(line) <= 45 - 1
         assert "local" not in line
     window.type("\x03")
     window.wait()

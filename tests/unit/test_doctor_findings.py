@@ -453,7 +453,7 @@ def devices(monkeypatch: pytest.MonkeyPatch, **row: object) -> Finding:
 @pytest.mark.parametrize(
     ("alarm", "mend"),
     [
-        ("the backup refuses writes (code 28)", "df -h /var/lib/infiniswap"),
+        ("the backup /b refuses writes: No space left on device", "df -h; dmesg"),
         ("donor a was given up for 10 s: wrong bytes", "infiniswap status"),
         ("donor a gets no further slabs for 10 s: wrong bytes", "test that host's memory"),
         ("the front end has ended (code 5)", "infiniswap device restart d1"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.devices.device_status import device_status
 
+from infiniswap.device.jobs import summary as summaries
 from infiniswap.device.jobs import usage
 from infiniswap.device.jobs.account import Account
 from infiniswap.device.jobs.heaps import MemoryOptions
@@ -51,11 +52,11 @@ class Host:
             (self.cgroup / name).write_text(f"{anon * MIB}\n")
         self.sampler.sample()
 
-    def ended(self, exit_code: int) -> usage.Summary:
+    def ended(self, exit_code: int) -> summaries.Summary:
         """The summary of the job."""
         status = device_status()
         result, account = JobResult(exit_code, 1.0), Account(status)
-        return usage.summarize("sh", result, self.sampler, LOCAL, account, status, shared=False)
+        return summaries.summarize("sh", result, self.sampler, LOCAL, account, status, shared=False)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_run_and_plan_name_the_option_of_a_full_heap(host: Host) -> None:
     host.become("/usr/bin/node", "map.js")
     host.use(240)
     summary = host.ended(134)
-    said = usage.describe(summary)[-1]
+    said = summaries.describe(summary)[-1]
     assert HINT in said
     assert "NODE_OPTIONS=--max-old-space-size" in said
     watch = WholeWatch()
@@ -80,7 +81,7 @@ def test_run_and_plan_name_the_option_of_a_full_heap(host: Host) -> None:
 def test_java_fails_with_a_quarter_of_its_limit(host: Host) -> None:
     host.become("/usr/lib/jvm/bin/java", "-jar", "x.jar")
     host.use(80)
-    assert "JAVA_TOOL_OPTIONS=-Xmx" in usage.describe(host.ended(1))[-1]
+    assert "JAVA_TOOL_OPTIONS=-Xmx" in summaries.describe(host.ended(1))[-1]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_a_heap_that_was_not_full_is_not_blamed(
 ) -> None:
     host.become("/usr/bin/node", "map.js")
     host.use(anon, swapped)
-    assert HINT not in "\n".join(usage.describe(host.ended(exit_code)))
+    assert HINT not in "\n".join(summaries.describe(host.ended(exit_code)))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from infiniswap.cli.run.job import Paging
 from infiniswap.cli.run.request import RunRequest
 from infiniswap.device.control import client
 from infiniswap.device.jobs.sudo import User
-from infiniswap.device.jobs.usage import Summary
+from infiniswap.device.jobs.summary import Summary
 from infiniswap.errors import ConflictError, UnavailableError
 from infiniswap.planning.watch import Reached, WholeWatch
 from infiniswap.units import MIB

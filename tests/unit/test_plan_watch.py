@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infiniswap.device.jobs.usage import Summary
+from infiniswap.device.jobs.summary import Summary
 from infiniswap.planning.trials import Trial
 from infiniswap.planning.watch import ProbeWatch, Reached, TrialWatch, WholeWatch, work_of
 from infiniswap.system.block_trace import READ, WRITE, PageEvents

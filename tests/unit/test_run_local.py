@@ -29,7 +29,7 @@ def test_a_size_is_taken_as_it_is(host: MadeHost, text: str) -> None:
     assert (local.limit_bytes, local.note) == (4 * GIB, "")
 
 
-@pytest.mark.parametrize("text", ["3", "3Q", "0", "150%", ""])
+@pytest.mark.parametrize("text", ["3", "3Q", "33554433", "150%", ""])
 def test_what_is_wrong_with_it_is_said_of_the_option(host: MadeHost, text: str) -> None:
     with pytest.raises(UsageError, match=f"^--local: {re.escape(repr(text))}"):
         parse_local(text, proc=host.proc)
@@ -58,7 +58,7 @@ def test_a_percentage_comes_to_whole_pages(host: MadeHost) -> None:
     assert 0 <= 16 * GIB * 333 // 1000 - limit_bytes < 4096
 
 
-@pytest.mark.parametrize("text", ["8M", "0.01%"])
+@pytest.mark.parametrize("text", ["8M", "0.01%", "0", "0M", "5000", "1M", "15M"])
 def test_too_little_for_any_program_is_refused(host: MadeHost, text: str) -> None:
     with pytest.raises(UsageError, match="too little for any program") as caught:
         parse_local(text, proc=host.proc)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.devices.device_status import device_status, donor_row
 
-from infiniswap.cli.run.live_line import fit
+from infiniswap.cli.run.live_line import fit, say
 from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow
-from infiniswap.device.jobs import compressed, usage
+from infiniswap.device.jobs import compressed, other_areas, usage
+from infiniswap.device.jobs import summary as summaries
 from infiniswap.device.jobs.account import Account
 from infiniswap.device.jobs.compressed import ZswapUse
+from infiniswap.device.jobs.cost import Cost
 from infiniswap.device.jobs.job import JobResult
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.swap import SwapArea
@@ -33,6 +36,7 @@ class Host:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.areas = [SwapArea(OURS, "partition", 256 * MIB, 0, 100)]
+        self.leaving: SwapArea | None = None
         self.set()
 
     def set(self, anon: int = 0, swapped: int = 0, both_peak: int = 0, oom_kills: int = 0) -> None:
@@ -54,7 +58,9 @@ class Host:
         ]
 
     def sampler(self) -> usage.Sampler:
-        return usage.Sampler(MemoryCgroup(self.path, 1), OURS, lambda: self.areas)
+        return usage.Sampler(
+            MemoryCgroup(self.path, 1), OURS, lambda: self.areas, lambda: self.leaving
+        )
 
 
 @pytest.fixture
@@ -109,7 +115,7 @@ def test_version_2_counts_pages_that_found_no_swap(tmp_path: Path) -> None:
     (tmp_path / "memory.swap.events").write_text("high 0\nmax 0\nfail 3\n")
     (tmp_path / "memory.swap.peak").write_text("8192\n")
     area = SwapArea(OURS, "partition", GIB, 0, 100)
-    sampler = usage.Sampler(MemoryCgroup(tmp_path, 2), OURS, lambda: [area])
+    sampler = usage.Sampler(MemoryCgroup(tmp_path, 2), OURS, lambda: [area], lambda: None)
     sampler.sample()
     assert sampler.peaks.swap_failures == 3
     assert sampler.peaks.swap == 8192
@@ -151,15 +157,20 @@ def status(
 
 
 def summary(
-    host: Host, after: DeviceStatus, exit_code: int = 0, told: tuple[DeviceStatus, ...] = ()
-) -> usage.Summary:
-    sampler = host.sampler()
+    host: Host,
+    after: DeviceStatus,
+    exit_code: int = 0,
+    told: tuple[DeviceStatus, ...] = (),
+    sampler: usage.Sampler | None = None,
+    **more: Any,
+) -> summaries.Summary:
+    sampler = sampler or host.sampler()
     sampler.sample()
     account = Account(status())
     for one in (*told, after):
         account.add(one)
     result = JobResult(exit_code, 1.25)
-    return usage.summarize("job", result, sampler, LOCAL, account, after, shared=False)
+    return summaries.summarize("job", result, sampler, LOCAL, account, after, shared=False, **more)
 
 
 def test_only_what_was_paged_meanwhile_counts(host: Host) -> None:
@@ -168,33 +179,32 @@ def test_only_what_was_paged_meanwhile_counts(host: Host) -> None:
     assert (found.page_in_remote_bytes, found.page_in_backup_bytes) == (75 * 4096, 25 * 4096)
     assert found.remote_share == 0.75
     assert found.command == "job"
-    text = "\n".join(usage.describe(found))
+    text = "\n".join(summaries.describe(found))
     assert "donors 75.0%, staging 0.0%, disk 25.0%" in text
-    assert "p50 100 µs, p99 2000 µs" in text
     assert "other swap areas" not in text
 
 
 def test_without_paging_no_shares_are_claimed(host: Host) -> None:
     found = summary(host, status())
     assert found.remote_share is None
-    assert usage.describe(found)[1:] == ["nothing was paged out"]
+    assert summaries.describe(found)[1:] == ["nothing was paged out"]
     found = summary(host, status(pages_out=20))
-    assert usage.describe(found)[1:] == ["paged out 40.0 KiB, in 0 B"]
+    assert summaries.describe(found)[1:] == ["paged out 40.0 KiB, in 0 B"]
 
 
 def test_what_zswap_has_kept_from_the_device_was_paged_out_all_the_same(host: Host) -> None:
     host.set(swapped=8 * MIB)
     found = summary(host, status())
-    assert usage.describe(found)[1:] == ["none of that went to the device"]
+    assert summaries.describe(found)[1:] == ["none of that went to the device"]
     use = ZswapUse("job", 9 * MIB, 5 * MIB, None, 2 * MIB, None)
-    lines = usage.describe(dataclasses.replace(found, zswap=use))
+    lines = summaries.describe(dataclasses.replace(found, zswap=use))
     assert lines[1:] == ["none of that went to the device", compressed.describe(use)]
 
 
 def test_a_job_that_pages_all_the_time_is_shown_where_to_look(host: Host) -> None:
     peak_pages = summary(host, status()).anon_peak_bytes // 4096
     for pages_in, is_shown in ((10 + peak_pages, False), (11 + peak_pages, True)):
-        text = "\n".join(usage.describe(summary(host, status(pages_in=pages_in))))
+        text = "\n".join(summaries.describe(summary(host, status(pages_in=pages_in))))
         assert ("docs/when-to-use.md" in text) == is_shown
 
 
@@ -212,17 +222,17 @@ def test_what_was_counted_before_a_take_over_stays_in_the_summary(host: Host) ->
     assert found.page_in_remote_bytes == (900 + 20) * 4096
     assert found.remote_share == pytest.approx(0.902, abs=0.001)
     assert found.take_overs == 2
-    assert "another process of the device took over 2 times" in "\n".join(usage.describe(found))
+    assert "another process of the device took over 2 times" in "\n".join(summaries.describe(found))
 
 
 def test_the_summary_says_why_pages_came_from_the_disk(host: Host) -> None:
     reasons = {"fallback_unmapped": 256, "fallback_suspended": 512, "fallback_slow": 0}
     found = summary(host, status(pages_in_backup=778, **reasons))
     assert found.page_in_backup_why["unmapped"] == MIB
-    text = "\n".join(usage.describe(found))
+    text = "\n".join(summaries.describe(found))
     assert "disk: 1.00 MiB because the slab had no donor, 2.00 MiB because its donor was un" in text
     assert "slow" not in text
-    assert "because" not in "\n".join(usage.describe(summary(host, status(pages_in=20))))
+    assert "because" not in "\n".join(summaries.describe(summary(host, status(pages_in=20))))
 
 
 def donor(state: str, *, given_up: int = 0, detail: str = "") -> DonorRow:
@@ -251,7 +261,7 @@ def test_a_donor_that_goes_is_told_once_and_once_when_it_is_back(host: Host) -> 
         ["donor 10.0.0.2:9 (moon) is back and holds pages again"],
         [],
     ]
-    text = "\n".join(usage.describe(summary(host, told[-1], told=told)))
+    text = "\n".join(summaries.describe(summary(host, told[-1], told=told)))
     assert "donors gone meanwhile: 10.0.0.2:9 (connection refused)" in text
 
 
@@ -297,29 +307,170 @@ def test_a_live_line_of_80_columns_says_what_is_paged_out_and_who_serves_it(host
     sampler = host.sampler()
     sampler.sample()
     assert sampler.memory is not None
-    told = msgspec.structs.replace(status(pages_in=1 << 20), remote_share=0.983)
+    told = Account(status())
+    told.add(status(pages_in=1 << 20, pages_in_remote=993, pages_in_backup=27))
     facts = usage.describe_progress(sampler.memory, LOCAL, told)
     assert fit(facts, 77) == (
         "infiniswap: 200 MiB paged out, 98% from donors, 32.0 MiB of 64.0 MiB local"
     )
 
 
+def test_a_take_over_lowers_no_figure_of_the_live_line(host: Host) -> None:
+    sampler, told = host.sampler(), Account(status())
+    sampler.sample()
+    assert sampler.memory is not None
+    told.add(status(pages_in=25_610, pages_in_remote=1_010))
+    before = usage.describe_progress(sampler.memory, LOCAL, told)
+    told.add(status([], 1, pages_in=0, pages_in_remote=0, pages_in_staging=0, pages_in_backup=0))
+    assert usage.describe_progress(sampler.memory, LOCAL, told) == before
+    assert before[1] == "100% from donors"
+    assert before[-1] == "page-in 100 MiB"
+
+
+def test_a_line_shows_no_escapes_of_what_it_names(capfd: pytest.CaptureFixture[str]) -> None:
+    say("\x1b[31mred\x07\udcff\n: exit code 0")
+    assert capfd.readouterr().err == "infiniswap: ?[31mred???: exit code 0\n"
+
+
+# ------------------------------------------------------------------------- the kernel's kills
+
+
 def test_the_limit_that_ran_out(host: Host) -> None:
-    host.set(oom_kills=1, both_peak=LOCAL)
+    host.set(anon=LOCAL, oom_kills=1, both_peak=LOCAL)
     found = summary(host, status(), 137)
     assert (found.oom_kills, found.limit) == (1, "local")
-    text = usage.describe_oom(found, 256 * MIB)
+    text = summaries.describe_oom(found, 256 * MIB)
     assert "killed 1 process of the job" in text
     assert "local memory of 64.0 MiB (--local) ran out" in text
-    host.set(oom_kills=2, both_peak=LOCAL + 256 * MIB)
+    host.set(anon=LOCAL, oom_kills=2, both_peak=LOCAL + 256 * MIB)
     found = summary(host, status(), 137)
-    assert found.limit == "device"
-    text = usage.describe_oom(found, 256 * MIB)
+    assert (found.limit, found.killed_by) == ("device", "kernel")
+    text = summaries.describe_oom(found, 256 * MIB)
     assert "killed 2 processes of the job" in text
     assert "the whole swap device of 256 MiB. Give a larger --size." in text
-    text = usage.describe_oom(dataclasses.replace(found, limit="zswap"), 256 * MIB)
+    text = summaries.describe_oom(dataclasses.replace(found, limit="zswap"), 256 * MIB)
     assert "local memory of 64.0 MiB (--local) ran out, and memory.zswap.writeback" in text
     assert "Write 1 there, or switch zswap off." in text
+
+
+@pytest.mark.parametrize(
+    ("leaving", "samples", "path"),
+    [("gone", 90, OURS), (OURS, 1, OURS), ("/dev/other", 1, "/dev/other"), ("/dev/other", 90, "")],
+)
+def test_a_swapoff_by_somebody_else_is_the_reason_told(
+    host: Host, leaving: str, samples: int, path: str
+) -> None:
+    """Of any area, as all may hold pages of the job; one that ended long ago is no reason."""
+    sampler = host.sampler()
+    if leaving == "gone":
+        host.areas = []
+    else:
+        host.leaving = SwapArea(leaving, "partition", GIB, MIB, 5)
+    sampler.sample()
+    host.leaving = None
+    for _ in range(samples):
+        sampler.sample()
+    host.set(anon=LOCAL, oom_kills=1, both_peak=LOCAL + (MIB if not path else 256 * MIB))
+    found = summary(host, status(), 137, sampler=sampler)
+    assert (found.limit, found.taken_off) == ("swapoff" if path else "local", path)
+    text = summaries.describe_oom(found, 256 * MIB)
+    assert (f"somebody else took the swap area {path} out of use (swapoff)" in text) is bool(path)
+    assert ("larger --local" in text) is not bool(path)
+
+
+def test_every_alarm_of_the_device_is_told_at_once_and_as_the_reason(host: Host) -> None:
+    """Also one that is over when the job has ended: its pages are not written any more then."""
+    disk, other = "the backup /b refuses writes: No space left on device", "page 3 came back"
+    alarmed = [msgspec.structs.replace(status(), alarms=alarms) for alarms in ([disk], [other])]
+    account = Account(status())
+    assert [account.add(one) for one in (*alarmed, *alarmed, status())] == [
+        [f"warning: {disk}"],
+        [f"warning: {other}"],
+        *([[]] * 3),
+    ]
+    host.set(anon=LOCAL, oom_kills=1, both_peak=LOCAL)
+    found = summary(host, status(), 137, told=tuple(alarmed))
+    assert (found.limit, found.alarms) == ("alarm", (disk, other))
+    text = summaries.describe_oom(found, 256 * MIB)
+    assert f"The device reported: {disk}; {other}." in text
+    assert "larger --local" not in text
+    assert f"the device reported: {disk}; {other}" in summaries.describe(found)
+
+
+@pytest.mark.parametrize("by_us", [True, False])
+def test_a_kill_by_another_process_is_told_from_the_kernels(host: Host, by_us: bool) -> None:
+    sampler, account = host.sampler(), Account(status())
+    sampler.sample()
+    result = JobResult(137, 1.0, is_explained=by_us)
+    found = summaries.summarize("job", result, sampler, LOCAL, account, status(), shared=False)
+    assert found.killed_by == ("" if by_us else "other")
+    text = "\n".join(summaries.describe(found))
+    assert ("Another process sent it" in text) is not by_us
+
+
+def test_a_job_killed_below_its_limit_was_killed_for_the_hosts_memory(
+    host: Host, tmp_path: Path
+) -> None:
+    host.set(anon=LOCAL // 2, oom_kills=1, both_peak=LOCAL // 2)
+    found = summary(host, status(), 137)
+    assert found.limit == "host"
+    assert "not its local memory" in summaries.describe_oom(found, 256 * MIB)
+    # Version 2 says whose limit it was, however full the job's own memory is.
+    (tmp_path / "memory.stat").write_text(f"anon {LOCAL}\n")
+    (tmp_path / "memory.current").write_text(f"{LOCAL}\n")
+    for ooms, limit in ((0, "host"), (1, "local")):
+        (tmp_path / "memory.events").write_text(f"oom {ooms}\noom_kill 1\n")
+        cgroup = MemoryCgroup(tmp_path, 2)
+        sampler = usage.Sampler(cgroup, OURS, lambda: host.areas, lambda: None)
+        assert summary(host, status(), 137, sampler=sampler).limit == limit
+
+
+# ------------------------------------------------------------------- page-ins, other areas, cost
+
+
+def test_page_ins_that_waited_are_told_apart_from_those_that_did_not(host: Host) -> None:
+    found = summary(
+        host, status(pages_in=910, pages_in_remote=910, read_requests=900, read_requests_waited=30)
+    )
+    assert (found.page_ins_waited, found.page_ins_ready) == (30, 870)
+    assert (
+        "30 page-ins waited for a donor or the disk: p50 100 µs, p99 2000 µs; 870 more waited for "
+        "neither"
+    ) in summaries.describe(found)
+    found = summary(host, status(pages_in=910, read_requests=900, pages_in_staging=910))
+    assert "p50" not in "\n".join(summaries.describe(found))
+
+
+def test_pages_in_other_areas_are_named_and_unsealed_ones_told(host: Host) -> None:
+    names = ("/dev/plain", "/dev/dm-0", "/dev/unused", "/dev/gone")
+    host.areas += [SwapArea(path, "partition", GIB, 0, 5) for path in names]
+    sampler = host.sampler()
+    host.set(swapped=40 * MIB)
+    for path, mib in zip(names, (8, 16, 0, 2), strict=True):
+        host.use(path, mib * MIB)
+    found = summary(
+        host, status(), sampler=sampler, sealed={"/dev/plain": False, "/dev/dm-0": True}
+    )
+    assert (
+        "up to 26.0 MiB went to other swap areas of this host: /dev/dm-0 (16.0 MiB, sealed), "
+        "/dev/gone (2.00 MiB), /dev/plain (8.00 MiB, not sealed)"
+    ) in summaries.describe(found)
+    (line,) = other_areas.describe(host.areas[1:2], OURS, {"/dev/plain": False})
+    assert line.endswith("is used when ours is full, and keeps pages unsealed")
+
+
+@pytest.mark.parametrize(("swapped_mib", "is_too_dear"), [(200, False), (100, True), (0, True)])
+def test_what_paging_took_is_told_and_that_it_is_more_than_it_saved(
+    host: Host, swapped_mib: int, is_too_dear: bool
+) -> None:
+    host.set(anon=LOCAL, swapped=swapped_mib * MIB)
+    lines = summaries.describe(summary(host, status(), cost=Cost(150 * MIB, 256 * MIB, 96 * MIB)))
+    assert (
+        "beside --local, paging took 150 MiB of this host's memory, 256 MiB of disk and 96.0 MiB "
+        "of donors' memory"
+    ) in lines
+    assert lines[-1].startswith("warning: that is more") is is_too_dear
+    assert not any("beside --local" in line for line in summaries.describe(summary(host, status())))
 
 
 @pytest.mark.parametrize(
@@ -338,10 +489,12 @@ def test_a_job_killed_because_its_pages_may_not_leave_zswap(
     (job / "memory.zswap.writeback").write_text(f"{own}\n")
     (tmp_path / "memory.zswap.writeback").write_text(f"{above}\n")
     area = SwapArea(OURS, "partition", GIB, 0, 100)
-    sampler = usage.Sampler(MemoryCgroup(job, 2), OURS, lambda: [area], tmp_path / "sys")
+    sampler = usage.Sampler(
+        MemoryCgroup(job, 2), OURS, lambda: [area], lambda: None, tmp_path / "sys"
+    )
     sampler.sample()
     account, result = Account(status()), JobResult(137, 1.0)
-    found = usage.summarize("job", result, sampler, LOCAL, account, status(), shared=False)
+    found = summaries.summarize("job", result, sampler, LOCAL, account, status(), shared=False)
     assert found.limit == limit
 
 
@@ -351,10 +504,10 @@ def test_a_job_killed_because_its_pages_may_not_leave_zswap(
 )
 def test_other_areas_are_named_with_their_turn(host: Host, priority: int, when: str) -> None:
     other = SwapArea("/dev/other", "partition", GIB, MIB, priority)
-    (line,) = usage.describe_areas([*host.areas, other], OURS)
+    (line,) = other_areas.describe([*host.areas, other], OURS, {})
     assert "/dev/other" in line
     assert when in line
-    assert usage.describe_areas(host.areas, OURS) == []
+    assert other_areas.describe(host.areas, OURS, {}) == []
 
 
 # ---------------------------------------------------------------------------- size

@@ -41,6 +41,7 @@ class Fixture:
             engine, self.known_donors, self.alarms, lambda *args: self.refused.append(args)
         )
         self.found.on_connection_lost = self._connection_lost
+        self.found.backup = "/b"
 
     def _connection_lost(self) -> None:
         self.lost += 1
@@ -135,7 +136,11 @@ async def test_a_bad_page_is_held_against_its_donor_or_raises_the_alarm_of_the_d
 @pytest.mark.parametrize(
     ("kind", "alarms", "lost"),
     [
-        (EventKind.BACKUP_FAILING, {"backup": "the backup refuses writes (code -28)"}, 0),
+        (
+            EventKind.BACKUP_FAILING,
+            {"backup": "the backup /b refuses writes: No space left on device"},
+            0,
+        ),
         (EventKind.FRONTEND_DOWN, {"frontend": "the front end has ended (code -28)"}, 1),
         (EventKind.CONNECTION_LOST, {}, 1),
     ],

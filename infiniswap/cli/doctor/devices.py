@@ -26,7 +26,7 @@ from infiniswap.units import MIB, format_size_short
 _FREE_SHARE_MIN: Final = 0.05
 
 _ALARMS: Final = (
-    ("backup refuses writes", "df -h {backup}; dmesg | tail (free the disk; writes are retried)"),
+    (" refuses writes: ", "df -h; dmesg | tail (free that disk; writes are retried)"),
     ("from the backup with other bytes", "dmesg | tail (the disk returns wrong data: replace it)"),
     (
         "was given up",
@@ -96,7 +96,7 @@ def devices(config: Config) -> Iterator[Finding]:
     for row in local_devices(config.device.run_dir, config.device.backup_dir):
         name, state = str(row["name"]), str(row["state"])
         if alarms := str(row.get("alarms") or ""):
-            yield degraded("devices", f"{name}: {state}: {alarms}", _mend(config, name, alarms))
+            yield degraded("devices", f"{name}: {state}: {alarms}", _mend(name, alarms))
         elif state.startswith("no answer"):
             log = config.device.run_dir / name / "log"
             # As a service, in the foreground, it has no log file.
@@ -114,12 +114,8 @@ def devices(config: Config) -> Iterator[Finding]:
                 yield degraded("devices", f"{name}: {what}", mend)
 
 
-def _mend(config: Config, name: str, alarms: str) -> str:
-    steps = [
-        step.format(name=name, backup=config.device.backup_dir)
-        for words, step in _ALARMS
-        if words in alarms
-    ]
+def _mend(name: str, alarms: str) -> str:
+    steps = [step.format(name=name) for words, step in _ALARMS if words in alarms]
     return "; ".join(steps) or f"infiniswap device show {name}"
 
 

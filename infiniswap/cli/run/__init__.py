@@ -30,7 +30,7 @@ from infiniswap.cli.run.request import (
 )
 from infiniswap.device.cleanup import lost
 from infiniswap.device.control import client
-from infiniswap.device.jobs import beside, job, sudo, usage
+from infiniswap.device.jobs import beside, job, other_areas, sudo, summary
 from infiniswap.device.spec import rundir
 from infiniswap.errors import NotPermittedError, UsageError
 from infiniswap.system import swap
@@ -167,10 +167,12 @@ def with_device(
         if not request.is_member:
             others.look()
         if not request.args.quiet:
-            for line in usage.describe_areas(swap.active_areas(), before.path):
+            areas = swap.active_areas()
+            sealed = other_areas.sealed_by_path(areas, config.device.run_dir)
+            for line in other_areas.describe(areas, before.path, sealed):
                 say(line)
             if others.areas:
-                say(usage.describe_others(others.areas.values()))
+                say(summary.describe_others(others.areas.values()))
         return jobs(request, run_job.Paging(paths, before, watch, others, joined))
     finally:
         try:

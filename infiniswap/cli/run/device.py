@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from infiniswap.cli.run.request import EndingSignal, RunRequest
 from infiniswap.device.api import DeviceStatus
 from infiniswap.device.cleanup import leftovers, lost
 from infiniswap.device.control import client, launch, member_client
-from infiniswap.device.jobs import beside, usage
+from infiniswap.device.jobs import beside, cost, usage
 from infiniswap.device.process import runs
 from infiniswap.device.spec import rundir
 from infiniswap.device.spec.spec import DeviceSpec, named_text
@@ -151,9 +152,27 @@ def _start_device(
         raise
     if not quiet:
         say(f"{format_size(spec.size_bytes)} of swap at {ready.path}, donors " + named_text(spec))
-        for warning in ready.warnings:
+        warnings = [*ready.warnings, *_refused(ready.degraded), *too_dear(spec)]
+        for warning in warnings:
             say(f"warning: {warning}")
     return paths
+
+
+def _refused(degraded: Sequence[str]) -> Iterator[str]:
+    """One line of what the host refuses a device: `doctor` has the rest."""
+    if degraded:
+        names = ", ".join(sentence.partition(":")[0] for sentence in degraded)
+        yield f"this host refuses the device {names}: `infiniswap doctor` says what that means"
+
+
+def too_dear(spec: DeviceSpec) -> Iterator[str]:
+    """A warning about a device that cannot save as much memory as it takes."""
+    takes_bytes = cost.expected(spec).memory_bytes
+    if takes_bytes >= spec.size_bytes:
+        yield (
+            f"the device takes about {format_size_short(takes_bytes)} of this host's memory, and "
+            f"holds at most {format_size_short(spec.size_bytes)}: it costs more than it saves"
+        )
 
 
 def _choose_size(

@@ -16,7 +16,8 @@ from infiniswap.cli.run.request import RunRequest
 from infiniswap.control.text import printable
 from infiniswap.device.api import DeviceStatus, DonorRow
 from infiniswap.device.control import client, launch, member_client
-from infiniswap.device.jobs import beside
+from infiniswap.device.jobs import beside, cost
+from infiniswap.device.jobs.cost import Cost
 from infiniswap.device.jobs.started_by import started_by
 from infiniswap.device.spec import rundir
 from infiniswap.device.spec.spec import DeviceSpec
@@ -88,6 +89,7 @@ class Plan:
     """What a run would do.
 
     Attributes:
+        cost: what the run would take beside --local, at the most; None: the device runs already.
         told: None: the device runs already.
         leftovers: names of devices of killed runs, which the run would take away first.
     """
@@ -95,6 +97,7 @@ class Plan:
     job: JobPlan
     device: DevicePlan
     donors: tuple[DonorAnswer, ...]
+    cost: Cost | None
     told: Told | None
     leftovers: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -175,9 +178,10 @@ def _new(
         job=_job(request),
         device=device_plan,
         donors=found.donors,
+        cost=cost.expected(spec),
         told=Told(job=use.job, user=use.user, tenant=use.tenant),
         leftovers=left,
-        warnings=found.warnings,
+        warnings=(*found.warnings, *device.too_dear(spec)),
     )
 
 
@@ -201,6 +205,7 @@ def _joined(request: RunRequest, status: DeviceStatus) -> Plan:
         job=_job(request),
         device=device_plan,
         donors=tuple(map(_donor_of, status.donors)),
+        cost=None,
         told=None,
         leftovers=(),
         warnings=tuple(status.alarms),
@@ -239,6 +244,8 @@ def describe(plan: Plan) -> Iterator[str]:
     for donor in plan.donors:
         yield f"donor      {_donor(its, donor)}"
     yield f"backup     {_backup(its)}"
+    if plan.cost is not None:
+        yield f"cost       {_cost(plan.cost)}"
     yield f"pages      {'sealed' if its.sealed else 'not sealed'} before they leave this host"
     yield f"swap       priority {its.priority}"
     yield f"front end  {its.frontend} ({its.frontend_why})"
@@ -260,6 +267,14 @@ def _donor(its: DevicePlan, donor: DonorAnswer) -> str:
     by = f" by {donor.transport}" if donor.transport else ""
     what = "slabs of the device" if its.joined else "slabs it can lend"
     return f"{name}: {donor.slabs} {what} ({held}){by}"
+
+
+def _cost(its: Cost) -> str:
+    disk = f", {format_size_short(its.disk_bytes)} of disk" if its.disk_bytes else ""
+    return (
+        f"beside --local about {format_size_short(its.memory_bytes)} of this host's memory{disk}, "
+        f"and up to {format_size_short(its.donors_bytes)} of donors' memory"
+    )
 
 
 def _backup(its: DevicePlan) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from infiniswap.cli.run.device import END_S_MAX
@@ -15,16 +15,18 @@ from infiniswap.cli.run.request import RunRequest
 from infiniswap.device.api import DeviceStatus
 from infiniswap.device.cleanup import lost
 from infiniswap.device.control import client, member_client
-from infiniswap.device.jobs import account, beside, job, usage
+from infiniswap.device.jobs import account, beside, cost, job, other_areas, summary, usage
 from infiniswap.device.jobs.attendant import Attendant
+from infiniswap.device.jobs.job import KILLED
 from infiniswap.device.process import runs
 from infiniswap.device.spec import rundir
 from infiniswap.errors import InfiniswapError
+from infiniswap.system import swap
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.job_cgroup import create_job_cgroup
+from infiniswap.system.kernel_log import KernelLog
 from infiniswap.system.process import named
 
-KILLED: Final = 128 + signal.SIGKILL
 _UNREADABLE: Final = 128 + signal.SIGBUS
 
 
@@ -54,31 +56,55 @@ class Paging:
 def run(request: RunRequest, paging: Paging) -> int:
     """Runs the job and sums up; returns its exit code."""
     cgroup = _make_cgroup(request, paging.paths)
-    told = account.Account(paging.before)
+    told, log = account.Account(paging.before), KernelLog()
     try:
         sampler = usage.Sampler(cgroup, paging.before.path)
         with job.block_signals() as signals:
             result, after = _run_job(request, paging, cgroup, signals, sampler, told)
+        sampler.look_for_swapoff(log)
     finally:
+        log.close()
         runs.end_job(cgroup)
     if after is None:
         return result.exit_code
     told.add(after)
-    areas = tuple(paging.others.areas.values())
-    shared = paging.joined or len(after.runs) > 1 or bool(areas)
-    summary = usage.summarize(
-        request.command[0], result, sampler, request.local_bytes, told, after, areas, shared=shared
-    )
+    found = _summarize(request, paging, result, sampler, told, after)
     if request.follower is not None:
-        request.follower.ended(summary)
-    if summary.oom_kills:
-        say(usage.describe_oom(summary, after.size_bytes))
+        request.follower.ended(found)
+    if found.oom_kills:
+        say(summary.describe_oom(found, after.size_bytes))
     if not request.args.quiet:
-        for line in usage.describe(summary):
+        for line in summary.describe(found):
             say(line)
     if request.summary_file is not None:
-        request.summary_file.write(asdict(summary))
+        request.summary_file.write(asdict(found))
     return result.exit_code
+
+
+def _summarize(
+    request: RunRequest,
+    paging: Paging,
+    result: job.JobResult,
+    sampler: usage.Sampler,
+    told: account.Account,
+    after: DeviceStatus,
+) -> summary.Summary:
+    areas = tuple(paging.others.areas.values())
+    sealed: dict[str, bool] = {}
+    if sampler.peaks.others:
+        sealed = other_areas.sealed_by_path(swap.active_areas(), paging.paths.run.parent)
+    return summary.summarize(
+        request.command[0],
+        result,
+        sampler,
+        request.local_bytes,
+        told,
+        after,
+        areas,
+        shared=paging.joined or len(after.runs) > 1 or bool(areas),
+        sealed=sealed,
+        cost=None if paging.joined else cost.measured(after, told.donors_bytes_max),
+    )
 
 
 def _run_job(
@@ -108,9 +134,10 @@ def _run_job(
             raise _EnoughSeenError
 
     with job.own_terminal(request.user) as terminal:
+        live.follow(terminal)
         process = job.start(request.command, cgroup, request.user, signals, terminal)
         try:
-            result = job.wait(process, cgroup, signals, tick, terminal)
+            result = job.wait(process, cgroup, signals, tick, terminal, live.clear)
         except lost.DeviceLostError as error:
             live.clear()
             say(str(error))
@@ -118,13 +145,13 @@ def _run_job(
             if terminal is not None:
                 terminal.end()
             process.wait()
-            return job.JobResult(KILLED, time.monotonic() - started_s), None
+            return _ended_by_us(started_s), None
         except _EnoughSeenError:
             _kill(cgroup)
             if terminal is not None:
                 terminal.end()
             process.wait()
-            result = job.JobResult(KILLED, time.monotonic() - started_s)
+            result = _ended_by_us(started_s)
         finally:
             attendant.end()
             live.clear()
@@ -135,20 +162,32 @@ def _run_job(
         _kill(cgroup)
     if result.exit_code in (KILLED, _UNREADABLE) and others.one_is_gone():
         say("the process of the swap device of another run has died, and with it what was there")
+        result = replace(result, is_explained=True)
+    return result, _last_status(paths, watch, is_broken=result.exit_code in (KILLED, _UNREADABLE))
+
+
+def _last_status(
+    paths: rundir.DevicePaths, watch: lost.Watch, *, is_broken: bool
+) -> DeviceStatus | None:
+    """None when the device has gone, after saying how; `is_broken`: its job ended as one does
+    whose memory is lost."""
     try:
-        return result, client.status_patiently(paths)
+        return client.status_patiently(paths)
     except InfiniswapError as error:
         if not isinstance(error, client.DeviceError):
             watch.ended(END_S_MAX)  # it no longer answers, so it should be about to end
         # Another run of the same device may clear what was left of it, or have done so.
-        unreadable = result.exit_code in (KILLED, _UNREADABLE)
-        if watch.lost() or (unreadable and watch.known_ended()):
+        if watch.lost() or (is_broken and watch.known_ended()):
             say("the process of the swap device has died, and with it what was swapped out")
         elif watch.ended():
             say("the swap device was stopped while the command ran; there is no summary")
         else:
             say(f"there is no summary: {error}")
-        return result, None
+        return None
+
+
+def _ended_by_us(started_s: float) -> job.JobResult:
+    return job.JobResult(KILLED, time.monotonic() - started_s, is_explained=True)
 
 
 def _kill(cgroup: MemoryCgroup) -> None:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `infiniswap run` says: lines of its own, and one that is rewritten while the job runs."""
+"""What `infiniswap run` says: lines of its own, and one that is rewritten while the job runs.
+
+That one has the lowest row of the terminal to itself: what the job writes scrolls above it, in the
+terminal's scroll region.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +14,31 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from infiniswap.control.text import printable
 from infiniswap.device.control import client
 from infiniswap.device.jobs import account, usage
+from infiniswap.device.jobs.terminal import JobTerminal, is_line_mode
 from infiniswap.device.spec import rundir
 from infiniswap.errors import InfiniswapError
 
 _LIVE_S: Final = 1.0
 _COLUMNS: Final = 80  # of a terminal that does not say
+_LINES_MIN: Final = 4
 _PREFIX: Final = "infiniswap: "
+
+# DEC's sequences (VT100), which all terminals know: index, cursor up, save, scroll region, restore.
+_RESERVE: Final = "\x1bD\x1b[A\x1b7\x1b[1;{last}r\x1b8"
+_TO_LINE: Final = "\x1b7\x1b[{line};1H\x1b[0m\x1b[K"
+_BACK: Final = "\x1b8"
 
 
 def say(text: str) -> None:
-    """Prints a line to standard error.
+    """Prints a line to standard error, without what is no text in it: a command's name may hold
+    anything.
 
     Raises nothing: a closed terminal or pipe must not change the exit code.
     """
-    put(f"infiniswap: {text}{_line_end()}")
+    put(f"infiniswap: {printable(text)}{_line_end()}")
 
 
 def _line_end() -> str:
@@ -44,7 +57,7 @@ def put(text: str) -> None:
 
 class LiveLine:
     """Asks the device about once a second; prints news for the user, and rewrites one line on a
-    terminal.
+    terminal. Not while the job reads single keys: it then has the whole terminal.
 
     Args:
         paths: of the device.
@@ -68,17 +81,25 @@ class LiveLine:
         self._local_bytes = local_bytes
         self._told = told
         self._enabled = enabled
-        self._is_terminal = os.isatty(2)
+        self._is_terminal = os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb"
+        self._job_terminal: JobTerminal | None = None
         self._next_s = time.monotonic() + _LIVE_S
         self._facts: tuple[str, ...] = ()
-        self._columns = 0
+        self._size: os.terminal_size | None = None
+        """Of the terminal while the line is there."""
+
+    def follow(self, terminal: JobTerminal | None) -> None:
+        """Takes the terminal that the job has of its own; None: it has this process's."""
+        self._job_terminal = terminal
+        if terminal is not None:
+            terminal.on_stop = self.clear
 
     def tick(self) -> None:
         """Called often; asks at most once a second."""
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _LIVE_S
             self._ask()
-        elif self._columns and self._columns != _columns():
+        elif self._size is not None and self._size != _terminal_size():
             self._show()
 
     def _ask(self) -> None:
@@ -89,25 +110,31 @@ class LiveLine:
         news, memory = self._told.add(status), self._sampler.memory
         if not self._enabled:
             return
-        if news:
-            self.clear()
+        if news and self._size is not None:
+            put(_fresh_line(self._size))
         for line in news:
             say(line)
         if memory is not None:
-            self._facts = usage.describe_progress(memory, self._local_bytes, status)
+            self._facts = usage.describe_progress(memory, self._local_bytes, self._told)
             self._show()
 
     def _show(self) -> None:
-        if self._is_terminal and _is_foreground():
-            self._columns = _columns()
-            # The job's own output follows right behind it.
-            put(f"\r\x1b[K{fit(self._facts, self._columns - 3)}  ")
+        if not self._is_terminal or not _is_foreground():
+            return
+        size = _terminal_size()
+        if size.lines < _LINES_MIN or not is_line_mode(self._job_terminal):
+            self.clear()
+            return
+        begin = "" if size == self._size else _RESERVE.format(last=size.lines - 1)
+        self._size = size
+        line = fit(self._facts, size.columns - 1)
+        put(f"{begin}{_TO_LINE.format(line=size.lines)}{line}{_BACK}")
 
     def clear(self) -> None:
-        """Takes the line away."""
-        if self._columns and _is_foreground():
-            put("\r\x1b[K")
-        self._columns = 0
+        """Takes the line away, and gives its row back. What is printed next begins a line."""
+        size, self._size = self._size, None
+        if size is not None and _is_foreground():
+            put(f"{_TO_LINE.format(line=size.lines)}\x1b[r{_BACK}{_fresh_line(size)}")
 
 
 def fit(facts: Sequence[str], columns: int) -> str:
@@ -120,10 +147,17 @@ def fit(facts: Sequence[str], columns: int) -> str:
     return line
 
 
-def _columns() -> int:
+def _terminal_size() -> os.terminal_size:
     with contextlib.suppress(OSError):
-        return os.get_terminal_size(2).columns or _COLUMNS
-    return _COLUMNS
+        size = os.get_terminal_size(2)
+        return os.terminal_size((size.columns or _COLUMNS, size.lines))
+    return os.terminal_size((_COLUMNS, 0))
+
+
+def _fresh_line(size: os.terminal_size) -> str:
+    """Goes to the next line, unless the cursor is at the beginning of one: only then so many blanks
+    fit into it."""
+    return " " * size.columns + "\r\x1b[K"
 
 
 def _is_foreground() -> bool:

@@ -16,8 +16,10 @@ from infiniswap.units import (
     PAGE_BYTES,
     format_size,
     format_size_short,
+    letter_meant,
     parse_page_size,
     parse_share,
+    parse_size,
 )
 
 LOCAL_BYTES_MIN = 16 * MIB
@@ -40,7 +42,7 @@ def parse_local(text: str, *, proc: Path = PROC) -> Local:
     """
     with named("--local"):
         share = parse_share(text)
-        limit_bytes, note = 0 if share else parse_page_size(text), ""
+        limit_bytes, note = 0 if share else _parse_limit(text), ""
     if share is not None:
         memory = host_memory(proc=proc)
         limit_bytes = int(memory.total_bytes * share) // PAGE_BYTES * PAGE_BYTES
@@ -57,6 +59,13 @@ def parse_local(text: str, *, proc: Path = PROC) -> Local:
             "only when that memory runs short"
         )
     return Local(limit_bytes, note)
+
+
+def _parse_limit(text: str) -> int:
+    """A size. One that is too little anyway is not told which other one would fit a page."""
+    size_bytes = parse_size(text)
+    is_mistyped = text.strip().isdecimal() and letter_meant(size_bytes)
+    return size_bytes if size_bytes < LOCAL_BYTES_MIN and not is_mistyped else parse_page_size(text)
 
 
 def _whole(memory: Memory) -> str:

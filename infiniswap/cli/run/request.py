@@ -17,7 +17,7 @@ from typing import Protocol
 
 from infiniswap.cli.run.live_line import say
 from infiniswap.device.jobs import sudo
-from infiniswap.device.jobs.usage import Summary
+from infiniswap.device.jobs.summary import Summary
 from infiniswap.errors import UsageError
 from infiniswap.system.cgroup import MemoryCgroup
 

@@ -21,11 +21,15 @@ class Account:
     Attributes:
         counts: how much each of the device's counters (`DeviceStatus.stats`) has grown.
         donors_gone: why, by address, of donors that were gone for some time.
+        alarms: every one that the device has raised, those from before the job too.
+        donors_bytes_max: the most that donors held for the device.
     """
 
     def __init__(self, before: DeviceStatus) -> None:
         self.counts = dict.fromkeys(before.stats, 0)
         self.donors_gone: dict[str, str] = {}
+        self.alarms: list[str] = []
+        self.donors_bytes_max = 0
         self._before = self._last = before
         self._gone_now: set[str] = set()
 
@@ -33,6 +37,15 @@ class Account:
     def take_overs(self) -> int:
         """How often another process has taken over."""
         return _take_overs(self._last) - _take_overs(self._before)
+
+    @property
+    def remote_share(self) -> float | None:
+        """Of what was paged in and not zeros, what donors served; None: no such."""
+        remote, *others = (
+            self.counts.get(f"pages_in_{source}", 0) for source in ("remote", "staging", "backup")
+        )
+        served = remote + sum(others)
+        return remote / served if served else None
 
     def add(self, status: DeviceStatus) -> list[str]:
         """Takes in what the device tells now; returns what a user should hear of it at once."""
@@ -44,7 +57,11 @@ class Account:
         rows = {row.address: row for row in last.donors} if last else {}
         news = [self._donor_news(row, rows.get(row.address), status) for row in status.donors]
         self._last = status
-        return [line for line in news if line]
+        held_bytes = sum(row.slabs for row in status.donors) * status.slab_bytes
+        self.donors_bytes_max = max(self.donors_bytes_max, held_bytes)
+        alarms = [alarm for alarm in status.alarms if alarm not in self.alarms]
+        self.alarms += alarms
+        return [line for line in news if line] + [f"warning: {alarm}" for alarm in alarms]
 
     def _donor_news(self, row: DonorRow, last: DonorRow | None, status: DeviceStatus) -> str:
         """A line when a donor goes and when it is back, else nothing.

@@ -44,6 +44,7 @@ _FORWARDED: Final = (
     signal.SIGCONT,
     signal.SIGWINCH,
 )
+KILLED: Final = 128 + signal.SIGKILL
 _SI_KERNEL: Final = 0x80
 _SAMPLE_S_MIN: Final = 0.005
 _SAMPLE_S_MAX: Final = 0.1
@@ -138,7 +139,11 @@ def block_signals() -> Iterator[Signals]:
 
 
 def _hand_on(
-    info: signal.struct_siginfo, job_pid: int, cgroup: MemoryCgroup, terminal: JobTerminal | None
+    info: signal.struct_siginfo,
+    job_pid: int,
+    cgroup: MemoryCgroup,
+    terminal: JobTerminal | None,
+    on_stop: Callable[[], None],
 ) -> None:
     number = signal.Signals(info.si_signo)
     if terminal is not None:
@@ -149,6 +154,7 @@ def _hand_on(
         with contextlib.suppress(ProcessLookupError):
             os.kill(job_pid, number)
     if number is signal.SIGTSTP:
+        on_stop()
         # By its default action, not SIGSTOP: without a shell that could continue us the kernel
         # ignores it, for us as for the job.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
@@ -175,10 +181,12 @@ class JobResult:
     Attributes:
         exit_code: the command's, or 128 + N for signal N.
         elapsed_s: wall time.
+        is_explained: it was ended by us, or why it was killed has been said.
     """
 
     exit_code: int
     elapsed_s: float
+    is_explained: bool = False
 
 
 @contextlib.contextmanager
@@ -297,6 +305,7 @@ def wait(
     signals: Signals,
     tick: Callable[[], None],
     terminal: JobTerminal | None = None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> JobResult:
     """Waits for the job, handing signals on.
 
@@ -307,6 +316,7 @@ def wait(
         tick: called often at the beginning, then about ten times a second; what it raises ends
             the wait.
         terminal: of the job's own.
+        on_stop: called before this process stops, without a terminal of the job's own.
     """
     started_s = next_s = time.monotonic()
     sample_s = _SAMPLE_S_MIN
@@ -319,7 +329,7 @@ def wait(
         ready = poll(wanted, max(0.0, next_s - time.monotonic()))
         info = take_pending(signals.taken)
         if info is not None and info.si_signo != signal.SIGCHLD:
-            _hand_on(info, process.pid, cgroup, terminal)
+            _hand_on(info, process.pid, cgroup, terminal, on_stop)
         if terminal is not None:
             terminal.serve(ready)
         code = process.poll()

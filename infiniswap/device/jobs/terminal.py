@@ -20,7 +20,7 @@ import signal
 import socket
 import stat
 import termios
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -80,6 +80,7 @@ class JobTerminal:
         self._given: Attributes = []
         self._to_job = self._to_terminal = b""
         self._turn = 0
+        self.on_stop: Callable[[], None] = lambda: None  # called before this process stops itself
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._leader, self._leaders_end = ends
         self._primary = self._secondary = -1
@@ -315,6 +316,7 @@ class JobTerminal:
             group: our whole process group is told, as a key of the terminal does.
         """
         self._flush()
+        self.on_stop()
         self._release()
         mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         if group:
@@ -372,6 +374,15 @@ def open_terminal(uid: int) -> JobTerminal | None:
             return None
         raise from_oserror("cannot open the terminal of this session", error) from error
     return JobTerminal(terminal, uid)
+
+
+def is_line_mode(terminal: JobTerminal | None) -> bool:
+    """Whether the job leaves lines to its terminal (None: ours), and does not read each key itself.
+    A job that does has all of the screen."""
+    with contextlib.suppress(termios.error, OSError):
+        fd = 2 if terminal is None else terminal._primary
+        return bool(termios.tcgetattr(fd)[3] & termios.ICANON)
+    return False
 
 
 def _tell_group(job_terminal: int, typed: bytes) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job uses: sampled while it runs, summed up and put into words when it has ended.
+"""What a job uses, sampled while it runs; `summary` sums it up when it has ended.
 
 Swap belongs to the whole host, so some figures are bounds: the kernel does not tell which process
 the pages in a swap area are of.
@@ -9,38 +9,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from infiniswap.device.api import DeviceStatus
 from infiniswap.device.jobs import compressed, heaps
 from infiniswap.device.jobs.account import Account
 from infiniswap.device.jobs.compressed import ZswapUse
-from infiniswap.device.jobs.job import JobResult
-from infiniswap.documents import page
 from infiniswap.errors import InfiniswapError
 from infiniswap.system import swap, zswap
 from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import PROC, SYS, parse_key_values, try_read_text
+from infiniswap.system.kernel_log import KernelLog
 from infiniswap.system.memory import CgroupMemory
 from infiniswap.system.swap import SwapArea
-from infiniswap.units import MIB, PAGE_BYTES, counted, format_size_short
-
-_WHY: Final = {
-    "unmapped": "the slab had no donor",
-    "suspended": "its donor was unreachable",
-    "invalid": "the page was not on its donor yet",
-    "error": "its donor failed",
-    "slow": "its donor was slow",
-    "quicker": "the disk was quicker than its donor",
-    "measured": "the disk's speed was measured",
-}
-"""Why a page came from the backup, by the engine's counters `fallback_*`."""
+from infiniswap.units import MIB, PAGE_BYTES, format_size_short
 
 _FULL_SHARE: Final = 0.05
 _FULL_BYTES_MIN: Final = 4 * MIB
 """So little free space counts as none: the kernel keeps some of it in reserve per processor."""
+_LEFT_SAMPLES_MAX: Final = 20
+"""A kill this soon after an area was emptied is put down to that: two seconds at most."""
+_SWAPOFF_S_MAX: Final = 0.5
+_LIMIT_BYTES: Final = 4 * MIB
+"""A job whose highest use stayed so far below its limit has never reached it."""
 
 
 @dataclass(slots=True)
@@ -51,9 +43,13 @@ class Peaks:
         anon: anonymous memory, in RAM and swapped out together.
         local: all that counts against the limit, as the kernel tells it.
         swap: swapped out.
-        others: at most this much of it in swap areas other than ours.
+        others: at most this much of it in swap areas other than ours; `others_by_path`: in each.
         swap_free_min: least free space in all swap areas, None before the first sample.
-        oom_kills: processes that the kernel killed for the limit.
+        oom_kills: processes that the kernel killed for want of memory.
+        limit_ooms: how often the job's own limit was the reason; None where the kernel does not
+            tell.
+        taken_off: path of a swap area that somebody took out of use, or tried to, when the kernel
+            killed; empty: there was none.
         swap_failures: pages for which there was no swap space; version 2 only.
         kept_by: the file that kept pages from going to any swap area when processes were killed,
             None without one; see infiniswap.system.zswap.
@@ -67,6 +63,9 @@ class Peaks:
     oom_kills: int = 0
     swap_failures: int = 0
     kept_by: Path | None = None
+    others_by_path: dict[str, int] = field(default_factory=dict)
+    limit_ooms: int | None = None
+    taken_off: str = ""
 
 
 class Sampler:
@@ -76,6 +75,7 @@ class Sampler:
         cgroup: of the job.
         path: of our swap area.
         areas: every active one.
+        leaving: the one that a swapoff under way is emptying, or None.
         sys: root of the sys file system.
         proc: root of the proc file system.
     """
@@ -85,6 +85,7 @@ class Sampler:
         cgroup: MemoryCgroup,
         path: str,
         areas: Callable[[], Iterable[SwapArea]] = swap.active_areas,
+        leaving: Callable[[], SwapArea | None] = swap.being_taken_off,
         sys: Path = SYS,
         proc: Path = PROC,
     ) -> None:
@@ -92,9 +93,11 @@ class Sampler:
         self._sys = sys
         self._path = os.path.realpath(path)
         self._areas = areas
+        self._leaving = leaving
         found = tuple(areas())
-        self._others_before_bytes = self._others_used_bytes(found)
+        self._others_before = self._others_used(found)
         self._swap_free_before_bytes = _free_bytes(found)
+        self._left, self._left_samples = "", 0
         self._compressed = compressed.Meter(cgroup)
         self.peaks = Peaks()
         self.heaps = heaps.MemoryOptions(proc)
@@ -114,7 +117,7 @@ class Sampler:
         (mm/vmscan.c: inactive_is_low; seen with 6.18 and 16 MiB).
         """
         try:
-            memory, areas = self._cgroup.memory(), tuple(self._areas())
+            memory, areas, leaving = self._cgroup.memory(), tuple(self._areas()), self._leaving()
         except InfiniswapError:
             return
         self.memory = memory
@@ -123,18 +126,62 @@ class Sampler:
         peaks.anon = max(peaks.anon, memory.anon_bytes + swapped)
         peaks.local = max(peaks.local, memory.peak_bytes or memory.usage_bytes)
         peaks.swap = max(peaks.swap, swapped, self._swap_peak_bytes(memory))
-        grown = max(0, self._others_used_bytes(areas) - self._others_before_bytes)
-        peaks.others = max(peaks.others, min(grown, swapped))
+        peaks.others = max(peaks.others, self._sample_others(areas, swapped))
+        self._sample_leaving(areas, leaving)
         free = _free_bytes(areas)
         peaks.swap_free_min = (
             free if peaks.swap_free_min is None else min(free, peaks.swap_free_min)
         )
+        if (memory.oom_kills or 0) > peaks.oom_kills and self._left_samples <= _LEFT_SAMPLES_MAX:
+            peaks.taken_off = self._left
         peaks.oom_kills = max(peaks.oom_kills, memory.oom_kills or 0)
+        peaks.limit_ooms = memory.limit_ooms
         peaks.swap_failures = self._swap_failures()
         self._compressed.sample()
         if peaks.oom_kills and peaks.kept_by is None:
             own = self._cgroup.path
             peaks.kept_by = zswap.keeps_pages_at((own, own.parent), sys=self._sys)
+
+    def look_for_swapoff(self, log: KernelLog) -> None:
+        """Looks in the kernel's log for a swapoff that ran out of memory when the job was killed,
+        where no other reason is known: one that fails lasts shorter than the time between two
+        samples. It reports itself some time after the kill.
+
+        Args:
+            log: since the job's start.
+        """
+        peaks = self.peaks
+        is_open = peaks.oom_kills and not peaks.taken_off and not self.was_swap_full()
+        if is_open and log.says("swapoff invoked oom-killer", _SWAPOFF_S_MAX):
+            peaks.taken_off = self._path
+
+    def _sample_leaving(self, areas: Iterable[SwapArea], leaving: SwapArea | None) -> None:
+        """Keeps which area is being emptied: any may hold pages of the job. Our own one is active
+        until the job has ended, unless somebody else has taken it off."""
+        if not any(area.path == self._path for area in areas):
+            self._left, self._left_samples = self._path, 0
+        elif leaving is not None:
+            self._left, self._left_samples = leaving.path, 0
+        else:
+            self._left_samples += 1
+
+    def _sample_others(self, areas: Iterable[SwapArea], swapped_bytes: int) -> int:
+        """At most so many bytes of the job are in other areas now."""
+        peaks, total_bytes = self.peaks.others_by_path, 0
+        for path, used_bytes in self._others_used(areas).items():
+            grown_bytes = used_bytes - self._others_before.get(path, 0)
+            total_bytes += grown_bytes
+            if at_most := min(max(0, grown_bytes), swapped_bytes):
+                peaks[path] = max(peaks.get(path, 0), at_most)
+        return min(max(0, total_bytes), swapped_bytes)
+
+    def was_limit_reached(self) -> bool:
+        """Whether the job's own limit may be why the kernel has killed: else it was a limit above
+        it, or the memory of the host."""
+        limit_bytes = self.memory.limit_bytes if self.memory is not None else None
+        if self.peaks.limit_ooms is not None:
+            return self.peaks.limit_ooms > 0
+        return limit_bytes is None or self.peaks.local >= limit_bytes - _LIMIT_BYTES
 
     def was_swap_full(self) -> bool:
         """Whether there was no swap space left at some time.
@@ -147,8 +194,8 @@ class Sampler:
         seen = peaks.swap_free_min is not None and peaks.swap_free_min <= margin
         return peaks.swap_failures > 0 or seen or before - peaks.swap <= margin
 
-    def _others_used_bytes(self, areas: Iterable[SwapArea]) -> int:
-        return sum(area.used_bytes for area in areas if area.path != self._path)
+    def _others_used(self, areas: Iterable[SwapArea]) -> dict[str, int]:
+        return {area.path: area.used_bytes for area in areas if area.path != self._path}
 
     def _swap_peak_bytes(self, memory: CgroupMemory) -> int:
         if self._cgroup.version == 2:
@@ -172,252 +219,15 @@ def _free_bytes(areas: Iterable[SwapArea]) -> int:
     return sum(area.size_bytes - area.used_bytes for area in areas)
 
 
-# ------------------------------------------------------------------------- summary
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What `run` tells at the end; also the fields of --summary-json.
-
-    Attributes:
-        command: the program.
-        exit_code: the command's, or 128 + N for signal N.
-        elapsed_s: wall time of the command.
-        local_bytes: its limit.
-        local_peak_bytes: highest use of local memory, file cache included.
-        anon_peak_bytes: highest anonymous memory, in RAM and swapped out together.
-        swap_peak_bytes: highest amount swapped out.
-        oom_kills: processes of the job that the kernel killed for want of memory.
-        limit: which limit ran out then: "device", "local", or "" when nothing was killed; "zswap":
-            the local one, as pages were not allowed to go to any swap area.
-        page_in_bytes: read from the device, and `page_in_*_bytes` by who served it. They are the
-            device's, so with several runs on one device those of all.
-        page_in_backup_why: of page_in_backup_bytes, why not from a donor: "unmapped" (the slab had
-            none), "suspended" (unreachable), "invalid" (not there yet), "error", "slow";
-            "quicker" and "measured": the disk was chosen (docs/adr/0036-quicker-source.md).
-        donors_gone: why, by address, of donors that were gone for some time.
-        take_overs: how often another process of the device took over. What a process has counted
-            in the last second or so of its life is not in the figures.
-        page_out_bytes: written to the device.
-        remote_share: of what was paged in and not zeros, what donors served; None: no such.
-        page_in_us_p50: time of a page-in at the front end, since the start of the device's process;
-            also _p99.
-        other_swap_bytes: at most this much went to other swap areas of the host.
-        zswap: what it did meanwhile; None: nothing, or the kernel does not tell.
-        device: the block device.
-        shared: whether other runs or programs used the device, too.
-        shared_areas: block devices of other runs; the command's pages went there as well.
-        heap_by_limit: "node" or "java" if the command failed because that runtime sizes its heap by
-            the limit; else "".
-    """
-
-    command: str
-    exit_code: int
-    elapsed_s: float
-    local_bytes: int
-    local_peak_bytes: int
-    anon_peak_bytes: int
-    swap_peak_bytes: int
-    oom_kills: int
-    limit: str
-    page_in_bytes: int
-    page_in_remote_bytes: int
-    page_in_staging_bytes: int
-    page_in_backup_bytes: int
-    page_out_bytes: int
-    remote_share: float | None
-    page_in_us_p50: float
-    page_in_us_p99: float
-    other_swap_bytes: int
-    zswap: ZswapUse | None
-    device: str
-    shared: bool
-    page_in_backup_why: dict[str, int]
-    donors_gone: dict[str, str]
-    take_overs: int
-    shared_areas: tuple[str, ...] = ()
-    heap_by_limit: str = ""
-
-
-def summarize(
-    command: str,
-    result: JobResult,
-    sampler: Sampler,
-    local_bytes: int,
-    account: Account,
-    after: DeviceStatus,
-    areas: tuple[str, ...] = (),
-    *,
-    shared: bool,
-) -> Summary:
-    """Puts everything together; `after` is what the device told last, `areas` are other runs'."""
-
-    def grown(key: str) -> int:
-        return account.counts.get(key, 0) * PAGE_BYTES
-
-    peaks = sampler.peaks
-    remote, staging = grown("pages_in_remote"), grown("pages_in_staging")
-    backup = grown("pages_in_backup")
-    served = remote + staging + backup
-    limit = ""
-    if peaks.oom_kills:
-        limit = "zswap" if peaks.kept_by else "local"
-        limit = "device" if sampler.was_swap_full() else limit
-    return Summary(
-        command=command,
-        exit_code=result.exit_code,
-        elapsed_s=round(result.elapsed_s, 3),
-        local_bytes=local_bytes,
-        local_peak_bytes=peaks.local,
-        anon_peak_bytes=peaks.anon,
-        swap_peak_bytes=peaks.swap,
-        oom_kills=peaks.oom_kills,
-        limit=limit,
-        page_in_bytes=grown("pages_in"),
-        page_in_remote_bytes=remote,
-        page_in_staging_bytes=staging,
-        page_in_backup_bytes=backup,
-        page_out_bytes=grown("pages_out"),
-        remote_share=remote / served if served else None,
-        page_in_us_p50=after.page_in_us_p50,
-        page_in_us_p99=after.page_in_us_p99,
-        other_swap_bytes=peaks.others,
-        zswap=sampler.zswap,
-        device=after.path,
-        shared=shared,
-        page_in_backup_why={name: grown(f"fallback_{name}") for name in _WHY},
-        donors_gone=dict(account.donors_gone),
-        take_overs=account.take_overs,
-        shared_areas=areas,
-        heap_by_limit=sampler.heaps.full(peaks.anon, peaks.swap, local_bytes)
-        if result.exit_code
-        else "",
-    )
-
-
-def describe_oom(summary: Summary, size_bytes: int) -> str:
-    """Which limit ran out, and what to do."""
-    killed = f"the kernel killed {counted(summary.oom_kills, 'process')} of the job: "
-    local = format_size_short(summary.local_bytes)
-    if summary.limit == "device":
-        return (
-            f"{killed}it used up its {local} of local memory (--local) and the whole swap device "
-            f"of {format_size_short(size_bytes)}. Give a larger --size."
-        )
-    if summary.limit == "zswap":
-        return (
-            f"{killed}its local memory of {local} (--local) ran out, and memory.zswap.writeback of "
-            "its cgroup, or of the one above, is 0: what zswap did not take could not be paged "
-            "out. Write 1 there, or switch zswap off."
-        )
-    return (
-        f"{killed}its local memory of {local} (--local) ran out, and what it held could not be "
-        "paged out (locked, or kernel memory) though the swap device had room. Give a larger "
-        "--local."
-    )
-
-
-def describe(summary: Summary) -> list[str]:
-    """The closing lines."""
-    s = summary
-    served = s.page_in_remote_bytes + s.page_in_staging_bytes + s.page_in_backup_bytes
-
-    def share(part: int) -> str:
-        return f"{part / served:.1%}" if served else "-"
-
-    lines = [
-        f"{s.command}: exit code {s.exit_code} after {s.elapsed_s:.1f} s, peak memory "
-        f"{format_size_short(s.anon_peak_bytes)} with {format_size_short(s.local_bytes)} local, "
-        f"{format_size_short(s.swap_peak_bytes)} paged out at the most"
-    ]
-    if s.page_in_bytes or s.page_out_bytes:
-        text = (
-            f"paged out {format_size_short(s.page_out_bytes)}, in "
-            f"{format_size_short(s.page_in_bytes)}"
-        )
-        if served:
-            text += (
-                f" (donors {share(s.page_in_remote_bytes)}, staging "
-                f"{share(s.page_in_staging_bytes)}, disk {share(s.page_in_backup_bytes)}); page-in "
-                f"p50 {s.page_in_us_p50:.0f} µs, p99 {s.page_in_us_p99:.0f} µs"
-            )
-        lines.append(text + (" (of all that use the device)" if s.shared else ""))
-    elif s.swap_peak_bytes:
-        lines.append("none of that went to the device")
-    else:
-        lines.append("nothing was paged out")
-    if s.heap_by_limit:
-        lines.append(heaps.describe(s.heap_by_limit))
-    if s.zswap is not None:
-        lines.append(compressed.describe(s.zswap))
-    if s.page_in_bytes > s.anon_peak_bytes and not s.shared:
-        lines.append(
-            "all of its memory was paged in more than once: what helps such jobs more is shown in "
-            f"{page('when-to-use.md')}"
-        )
-    if reasons := [
-        f"{format_size_short(part)} because {_WHY[name]}"
-        for name, part in s.page_in_backup_why.items()
-        if part
-    ]:
-        lines.append("from the disk: " + ", ".join(reasons))
-    if s.donors_gone:
-        gone = "; ".join(f"{address} ({why})" for address, why in s.donors_gone.items())
-        lines.append(f"donors gone meanwhile: {gone}")
-    if s.take_overs:
-        lines.append(
-            f"another process of the device took over {counted(s.take_overs, 'time')}; up to a "
-            "second of paging before each is not counted"
-        )
-    if s.other_swap_bytes:
-        lines.append(
-            f"up to {format_size_short(s.other_swap_bytes)} went to other swap areas of this host"
-        )
-    if s.shared_areas:
-        lines.append(describe_others(s.shared_areas))
-    return lines
-
-
-def describe_others(areas: Iterable[str]) -> str:
-    """That there are other runs, whose areas are these."""
-    return (
-        f"swap areas are shared with other runs ({', '.join(areas)}): the kernel has no private "
-        "ones, so pages of each command lie in the areas of all"
-    )
-
-
-def describe_areas(areas: Iterable[SwapArea], path: str) -> list[str]:
-    """A note for each swap area other than the one at `path`."""
-    found = tuple(areas)
-    own_path = os.path.realpath(path)
-    own = next((area for area in found if area.path == own_path), None)
-    lines = []
-    for area in found:
-        if area is own:
-            continue
-        if own is None or area.priority < own.priority:
-            when = "is used when ours is full"
-        elif area.priority == own.priority:
-            when = "is used in turn with ours"
-        else:
-            when = "is used before ours"
-        lines.append(
-            f"note: swap is host-wide; {area.path} (priority {area.priority}, "
-            f"{format_size_short(area.size_bytes - area.used_bytes)} free) {when}"
-        )
-    return lines
-
-
-def describe_progress(
-    memory: CgroupMemory, local_bytes: int, status: DeviceStatus
-) -> tuple[str, ...]:
+def describe_progress(memory: CgroupMemory, local_bytes: int, account: Account) -> tuple[str, ...]:
     """The facts of the live line, the most important one first."""
-    share = () if status.remote_share is None else (f"{status.remote_share:.0%} from donors",)
+    remote_share = account.remote_share
+    share = () if remote_share is None else (f"{remote_share:.0%} from donors",)
     return (
         f"{format_size_short(memory.swap_bytes or 0)} paged out",
         *share,
         f"{format_size_short(memory.anon_bytes)} of {format_size_short(local_bytes)} local",
-        f"page-in {format_size_short(status.stats['pages_in'] * PAGE_BYTES)}",
+        f"page-in {format_size_short(account.counts['pages_in'] * PAGE_BYTES)}",
     )
 
 

@@ -379,7 +379,7 @@ def _engine_config(
 def make_mapper(spec: DeviceSpec, engine: Engine, now_s: float) -> SlabMapper:
     """The mapper of a device, without links."""
     slab_pages = spec.config.device.slab_bytes // PAGE_BYTES
-    return SlabMapper(
+    mapper = SlabMapper(
         engine,
         spec.slab_count,
         spec.config.policy,
@@ -390,6 +390,8 @@ def make_mapper(spec: DeviceSpec, engine: Engine, now_s: float) -> SlabMapper:
         # A device that outlives its jobs binds late: swap space is mostly idle (docs/adr/0030).
         MapAhead(spec.slab_count, slab_pages) if spec.ephemeral and spec.backup else None,
     )
+    mapper.events.backup = spec.backup or ""
+    return mapper
 
 
 def _refill_pages_per_s(spec: DeviceSpec) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 
 from infiniswap import events
@@ -27,6 +28,7 @@ class EngineEvents:
         refused: called with a donor and a slab that it had taken on and now refuses.
 
     Attributes:
+        backup: the file or block device that an alarm about the backup names.
         on_connection_lost: called when a connection of the front end, or all of it, may have ended.
         on_use: called when the device is used after a rest (Engine.report_use).
         drains: tasks that wait for a drain, by slab, remote and generation.
@@ -40,6 +42,7 @@ class EngineEvents:
         refused: Callable[[DonorLink, int], None],
     ) -> None:
         self.alarms = alarms
+        self.backup = ""
         self.on_connection_lost: Callable[[], None] = lambda: None
         self.on_use: list[Callable[[], None]] = []
         self.drains: dict[tuple[int, int, int], asyncio.Future[None]] = {}
@@ -76,7 +79,8 @@ class EngineEvents:
             case EventKind.BAD_PAGE:
                 self._bad_page(event)
             case EventKind.BACKUP_FAILING:
-                self.alarms["backup"] = f"the backup refuses writes (code {event.code})"
+                name = f"the backup {self.backup}".rstrip()
+                self.alarms["backup"] = f"{name} refuses writes: {os.strerror(-event.code)}"
                 log.error(
                     "%s; pages stay in staging, writes are retried",
                     self.alarms["backup"],

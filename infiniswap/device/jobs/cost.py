@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device takes of the host that it serves: memory of its processes, beside the job's limit.
+
+All of it is locked, and there from the start: a device as large as what it pages out costs more
+than it saves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from infiniswap.device.api import DeviceStatus
+from infiniswap.device.spec.spec import DeviceSpec
+from infiniswap.system.files import PROC, try_read_text
+from infiniswap.units import KIB, MIB, PAGE_BYTES
+
+_PROCESS_BYTES: Final = 96 * MIB
+"""Python, its libraries and the threads of a locked process: the device's, and its standby's."""
+
+_RUN_BYTES: Final = 40 * MIB
+"""`infiniswap run` itself, the holder, and the process beside the job."""
+
+_BYTES_PER_PAGE: Final = 24
+"""Tables of the engine: where a page is, and its seal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a device took beside the job's limit.
+
+    Attributes:
+        memory_bytes: of this host, for its processes and for `infiniswap run`.
+        disk_bytes: for the backup; 0: there is none.
+        donors_bytes: the most that donors hold for it.
+    """
+
+    memory_bytes: int
+    disk_bytes: int
+    donors_bytes: int
+
+
+def expected(spec: DeviceSpec) -> Cost:
+    """What a run with this device takes at the most; see expected_bytes."""
+    return Cost(
+        expected_bytes(spec),
+        spec.size_bytes if spec.backup is not None else 0,
+        spec.slab_count * spec.config.device.slab_bytes,
+    )
+
+
+def expected_bytes(spec: DeviceSpec) -> int:
+    """Memory that a run with this device takes, beside the limit of its job. The figures above were
+    measured (docs/benchmarks.md); another version of Python changes them by some MiB."""
+    device = spec.config.device
+    processes = 2 if device.standby == "on" else 1
+    tables = spec.size_bytes // PAGE_BYTES * _BYTES_PER_PAGE
+    return _RUN_BYTES + processes * _PROCESS_BYTES + device.staging_bytes + tables
+
+
+def measured(status: DeviceStatus, donors_bytes: int, *, proc: Path = PROC) -> Cost | None:
+    """The same as it is now: proportional set sizes of this process, the device's, its standby's
+    and the holder's. None where the kernel does not tell.
+
+    Args:
+        status: of the device.
+        donors_bytes: the most that donors held for it.
+        proc: root of the proc file system.
+    """
+    pids = {os.getpid(), status.pid}
+    if status.succession is not None and status.succession.holder_pid is not None:
+        holder = status.succession.holder_pid
+        pids |= {holder, *_children(holder, proc)}
+    sizes = [_pss_bytes(pid, proc) for pid in pids]
+    found = [size for size in sizes if size is not None]
+    if len(found) < len(sizes):
+        return None
+    disk_bytes = status.size_bytes if status.backup is not None else 0
+    return Cost(sum(found), disk_bytes, donors_bytes)
+
+
+def _children(pid: int, proc: Path) -> Iterable[int]:
+    for task in (proc / str(pid) / "task").glob("*/children"):
+        yield from (int(word) for word in (try_read_text(task) or "").split() if word.isdecimal())
+
+
+def _pss_bytes(pid: int, proc: Path) -> int | None:
+    text = try_read_text(proc / str(pid) / "smaps_rollup") or ""
+    with contextlib.suppress(ValueError, IndexError):
+        for line in text.splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * KIB
+    return None
