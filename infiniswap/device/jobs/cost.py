@@ -55,7 +55,7 @@ def expected(spec: DeviceSpec) -> Cost:
 
 def expected_bytes(spec: DeviceSpec) -> int:
     """Memory that a run with this device takes, beside the limit of its job. The figures above were
-    measured (docs/benchmarks.md); another version of Python changes them by some MiB."""
+    measured (README has more); another version of Python changes them by some MiB."""
     device = spec.config.device
     processes = 2 if device.standby == "on" else 1
     tables = spec.size_bytes // PAGE_BYTES * _BYTES_PER_PAGE
