@@ -42,8 +42,16 @@ def add_parser(subparsers: Any) -> None:
 
 
 _UNLIMITED_COLUMNS = 1_000
-_LINES = ("transport_reasons", "degraded", "alarms")
+_LINES = ("transport_reasons", "degraded", "alarms", "errors_by_kind")
 """Keys of a device that are printed as sentences below the tables."""
+_DONOR_ERRORS = {
+    "harvest_errors": "failed looks at the host's memory",
+    "lease_errors": "leases that could not be ended",
+    "protocol_errors": "connections that broke the protocol",
+    "request_errors": "refused requests for pages",
+    "secret_errors": "connections with another secret",
+}
+"""Counters of a donor that its table sums up."""
 _NAMED_MAX = 3
 """Donors, in a sentence."""
 _STYLES = {"serving": "", "draining": "yellow", "drained": "yellow"}
@@ -180,6 +188,7 @@ def _donor_sentences(status: Status) -> Iterator[str]:
     if status.no_room:
         yield f"lends no more slabs: it {status.no_room}"
     yield from status.degraded
+    yield from _which_errors({_DONOR_ERRORS[key]: count for key, count in _errors(status).items()})
     if status.leases_left_out:
         yield f"{status.leases_left_out} more leases are not listed; they hold the fewest slabs"
 
@@ -190,6 +199,12 @@ def _sentences(device: Mapping[str, Any]) -> Iterator[str]:
         more = f" and {len(donors) - _NAMED_MAX} more" if len(donors) > _NAMED_MAX else ""
         yield f"no RDMA to {named}{more}: {reason}"
     yield from device.get("degraded", ())
+    yield from _which_errors(device.get("errors_by_kind", {}))
+
+
+def _which_errors(by_kind: Mapping[str, int]) -> Iterator[str]:
+    if found := [f"{kind} ({count})" for kind, count in by_kind.items() if count]:
+        yield f"errors: {', '.join(found)}"
 
 
 def _donor_table(rows: Sequence[AskedDonor]) -> Any:
@@ -216,7 +231,7 @@ def _donor_table(rows: Sequence[AskedDonor]) -> Any:
             format_size_short(pool.slabs_mapped * slab_bytes),
             format_size_short(pool.can_map * slab_bytes),
             f"{status.memory.used_share:.0%} of {format_size_short(status.memory.total_bytes)}",
-            str(_errors(status)),
+            str(sum(_errors(status).values())),
         )
     return table
 
@@ -228,12 +243,8 @@ def _table(title: str) -> Any:
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
-def _errors(status: Status) -> int:
-    return sum(
-        count
-        for name, count in status.counters.items()
-        if name.endswith("_errors") and name != "http_errors"
-    )
+def _errors(status: Status) -> dict[str, int]:
+    return {name: status.counters.get(name, 0) for name in _DONOR_ERRORS}
 
 
 def _device_tables(devices: Sequence[Mapping[str, Any]], console: Any) -> Iterator[Any]:

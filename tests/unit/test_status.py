@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from support.devices.device_status import donor_row
 from support.donors.hostile_donor import status
 
-from infiniswap.cli.status import _print_tables, as_json, lendable
+from infiniswap.cli.status import _DONOR_ERRORS, _print_tables, as_json, lendable
 from infiniswap.control import explain
 from infiniswap.control import messages as m
 from infiniswap.device import api
@@ -223,3 +224,37 @@ def test_a_narrow_terminal_shows_everything_of_a_device(
     assert "device d1: ALARM: the disk of the backup fails: Input/output error" in said
     (at,) = [i for i, line in enumerate(lines) if "devices on this host" in line]
     assert sum("d2" in line for line in lines[at:]) == 1
+
+
+def test_errors_are_said_by_their_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    said = msgspec.convert(status(), m.Status)
+    counters = {"protocol_errors": 1, "secret_errors": 2, "http_errors": 9, "lease_errors": 0}
+    said = msgspec.structs.replace(said, counters=counters)
+    kinds = {"failed transfers to or from the backup": 4, "others": 0}
+    _print_tables([AskedDonor(ADDRESS, said, "")], [WIDE | {"errors": 4, "errors_by_kind": kinds}])
+    out = capsys.readouterr().out
+    (row,) = [line.split() for line in out.splitlines() if line.startswith(" 10.0.0.1:9400 ")]
+    assert row[-1] == "3"
+    assert (
+        "10.0.0.1:9400: errors: connections that broke the protocol (1), connections with another "
+        "secret (2)\n"
+    ) in out
+    assert "device d1: errors: failed transfers to or from the backup (4)\n" in out
+    _print_tables([], [WIDE])
+    assert "errors:" not in capsys.readouterr().out
+
+
+def test_every_error_that_a_donor_counts_has_a_kind(project_root: Path) -> None:
+    """In code and in the counters of its store; HTTP ones are of whoever asks."""
+    files = [
+        *(project_root / "infiniswap/donor").glob("*.py"),
+        *(project_root / "infiniswap/control").glob("*.py"),
+    ]
+    text = "".join(file.read_text() for file in files)
+    named = set(re.findall(r'counters\["([a-z_]+_errors)"\]', text))
+    header = (project_root / "csrc/include/isw.h").read_text()
+    named |= set(
+        re.findall(r"uint64_t ([a-z]+_errors);", header.partition("isw_engine_stats {")[0])
+    )
+    assert {"request_errors", "harvest_errors"} <= named
+    assert named - {"http_errors"} == set(_DONOR_ERRORS)

@@ -15,7 +15,12 @@ from infiniswap.device.spec.rundir import DevicePaths, running_names, stopped_na
 from infiniswap.errors import InfiniswapError
 from infiniswap.units import PAGE_BYTES
 
-_ERRORS = ("remote_errors", "backup_errors", "crc_errors_remote", "crc_errors_backup")
+_ERRORS = {
+    "remote_errors": "failed transfers to or from donors",
+    "backup_errors": "failed transfers to or from the backup",
+    "crc_errors_remote": "pages that came back from donors with other bytes",
+    "crc_errors_backup": "pages that came back from the backup with other bytes",
+}
 
 
 def local_devices(run_dir: Path, backup_dir: Path) -> list[dict[str, object]]:
@@ -48,6 +53,7 @@ def local_devices(run_dir: Path, backup_dir: Path) -> list[dict[str, object]]:
                 "awake": status.awake,
                 "sealed": status.sealed,
                 "errors": sum(stats[key] for key in _ERRORS),
+                "errors_by_kind": {words: stats[key] for key, words in _ERRORS.items()},
                 "alarms": "; ".join(status.alarms),
                 "transport_reasons": transport_reasons(status.donors),
                 "degraded": status.degraded,
