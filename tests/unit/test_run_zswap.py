@@ -135,7 +135,8 @@ def test_a_pool_that_no_limit_counts_is_not_said_to_slow_the_job_down() -> None:
     assert "make a job slower with zswap" in compressed.describe(little)
     text = compressed.describe(dataclasses.replace(little, whose="host"))
     assert "slower" not in text
-    assert "as much more --local helps a job more: docs/when-to-use.md" in text
+    assert "as much more --local helps a job more: " in text
+    assert text.endswith("docs/when-to-use.md")
 
 
 @given(st.none() | st.floats(0.0, 1.0))

@@ -46,7 +46,7 @@ def sealed_by_path(areas: Iterable[SwapArea], run_dir: Path) -> dict[str, bool]:
                 if owner is None:
                     found[area.path] = block.is_encrypted(Path(area.path))
                     continue
-                spec = rundir.read_record(rundir.paths_of(owner.name, run_dir, run_dir).record)
+                spec = rundir.read_record(rundir.paths_of(owner.name, run_dir, run_dir))
                 if spec is not None:
                     found[area.path] = spec.config.device.seal
     return found
