@@ -26,10 +26,6 @@ int iswi_nbd_conn_open(struct iswi_nbd_conn *conn)
 {
 	int err = conn->in_transmission ? open_default(conn) : iswi_nbd_handshake(conn);
 
-	if (err == 0 && !iswi_nbd_prove(conn)) {
-		conn->server->config.backend->close(conn->server->config.ctx, &conn->export, conn);
-		err = -ECONNABORTED;
-	}
 	if (err == 0)
 		conn->handshake_end_ns = 0;
 	else

@@ -69,6 +69,11 @@ static int open_export(struct iswi_nbd_conn *conn, const unsigned char *name, ui
 					   export);
 	if (err != 0)
 		iswi_count(&server->connections_refused, 1);
+	/* Before the answer: whoever has that may count on the place. */
+	if (err == 0 && bind != NULL && !iswi_nbd_prove(bind)) {
+		server->config.backend->close(server->config.ctx, export, bind);
+		err = -ECONNABORTED;
+	}
 	return err;
 }
 
