@@ -178,7 +178,8 @@ def _print_leases(address: HostPort, status: Status) -> None:
     if leases.is_any_claimed(listed):
         say(leases.CLAIMED_NOTE)
     if status.leases_left_out:
-        say(f"{status.leases_left_out} more leases are not listed; they hold the fewest slabs")
+        left_out = counted(status.leases_left_out, "more lease")
+        say(f"not listed: {left_out}, with the fewest slabs")
     lent = format_size_short(status.pool.slabs_mapped * status.slab_bytes)
     say(f"lent: {lent} of at most {format_size_short(status.pool.limit_bytes)}")
     tenants = leases.held_by_tenant(listed)

@@ -17,7 +17,7 @@ from infiniswap.cli.common.parser import add_shared
 from infiniswap.discovery.find import Found, find
 from infiniswap.discovery.static import NO_DONOR_MEND
 from infiniswap.errors import NoDonorError
-from infiniswap.units import format_size, format_size_short
+from infiniswap.units import counted, format_size, format_size_short
 from infiniswap.watch import leases
 from infiniswap.watch.asking import AskedDonor, ask, local_donor
 
@@ -190,7 +190,8 @@ def _donor_sentences(status: Status) -> Iterator[str]:
     yield from status.degraded
     yield from _which_errors({_DONOR_ERRORS[key]: count for key, count in _errors(status).items()})
     if status.leases_left_out:
-        yield f"{status.leases_left_out} more leases are not listed; they hold the fewest slabs"
+        left_out = counted(status.leases_left_out, "more lease")
+        yield f"not listed: {left_out}, with the fewest slabs"
 
 
 def _sentences(device: Mapping[str, Any]) -> Iterator[str]:

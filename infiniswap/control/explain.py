@@ -258,5 +258,6 @@ def wrong_secret(address: HostPort, detail: str) -> WrongSecretError:
     return WrongSecretError(
         detail,
         where=f"donor {address}",
-        mend="Copy the same secret file to every host and name it in [cluster] secret_file.",
+        mend="Copy the same secret file to every host and name it in [cluster] secret_file. If the "
+        "files are the same, another host may be in between: find out which host has that address.",
     )

@@ -33,6 +33,7 @@ from typing import Protocol, TypeAlias
 from infiniswap import events
 from infiniswap.errors import InfiniswapError
 from infiniswap.policy.eviction import BatchChoice, EvictionConfig
+from infiniswap.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -126,9 +127,9 @@ class Evictor:
         taken = batch.hurried + self._choice.take(batch, activity, in_hurry=in_hurry)
         done = await asyncio.gather(*(self._take(slab, move_s, last_copy) for slab in taken))
         log.info(
-            "evicted %d of %d slabs, of %d asked for",
+            "evicted %d of %s, of %d asked for",
             sum(done),
-            len(taken),
+            counted(len(taken), "slab"),
             len(batch.hurried) + len(batch.asked),
         )
         return sum(done)

@@ -16,6 +16,7 @@ from infiniswap.donor.written_leases import WrittenLeases
 from infiniswap.engine.store import Store
 from infiniswap.errors import EngineError, InfiniswapError
 from infiniswap.ticks import next_tick
+from infiniswap.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +78,11 @@ class LeaseExpiry:
             self.table.remove(lease.lease)
             self.work.forget(lease.lease)
         log.info(
-            "lease %d of device %s of %s %s; %d slabs are free again",
+            "lease %d of device %s of %s %s; free again: %s",
             lease.lease,
             lease.record.device_name,
             lease.record.host_name,
             why,
-            slots,
+            counted(slots, "slab"),
             extra=None if event is None else events.about(event),
         )

@@ -30,7 +30,7 @@ from infiniswap.policy.sampling import SamplingConfig, sample_s
 from infiniswap.policy.slo import UNLIMITED
 from infiniswap.system.memory import Cache
 from infiniswap.ticks import tick_pause_s
-from infiniswap.units import format_size_short
+from infiniswap.units import counted, format_size_short
 
 log = logging.getLogger(__name__)
 
@@ -206,8 +206,8 @@ class Harvester:
             await self.refresh(0.0)
         if released:
             log.info(
-                "gave %d slabs (%s) back to this host: available %s, was %s",
-                released,
+                "gave %s (%s) back to this host: available %s, was %s",
+                counted(released, "slab"),
                 format_size_short(released * self.policy.config.slab_bytes),
                 format_size_short(self.figures.available_bytes),
                 format_size_short(before_bytes),
@@ -291,9 +291,8 @@ class Harvester:
         if evict and not self.is_short:
             self.counters["shortages"] += 1
             log.warning(
-                "this host is short of memory: %d lent slabs are taken back "
-                "(available %s, headroom %s)",
-                evict,
+                "this host is short of memory and takes %s back (available %s, headroom %s)",
+                counted(evict, "lent slab"),
                 format_size_short(self.figures.available_bytes),
                 format_size_short(self.policy.config.headroom_bytes),
                 extra=events.about(events.MEMORY_SHORT),

@@ -34,6 +34,7 @@ from infiniswap.donor.traffic import Traffic
 from infiniswap.errors import RequestRefusedError
 from infiniswap.fields import SLOTS_MAX, U53, Hex128, Name, Uuid
 from infiniswap.policy.quota import Tenant
+from infiniswap.units import counted
 
 ALONE_S: Final = 3600.0
 """How long data connections keep a lease that has no session. Not less: a paused interpreter must
@@ -175,15 +176,15 @@ class LeaseTable:
         own = [entry for entry in self._leases.values() if entry.consumer == consumer]
         slots = sum(entry.record.slots_max for entry in own)
         if len(own) >= self._consumer_leases_max:
-            full = f"{consumer} has {len(own)} leases here, the limit of one host"
+            full = f"{consumer} has {counted(len(own), 'lease')} here, the limit of one host"
         elif slots + slots_max > CONSUMER_SLOTS_MAX:
             full = (
-                f"{consumer} has leases of {slots} slabs here and asks for {slots_max} more; the "
-                f"limit of one host is {CONSUMER_SLOTS_MAX}"
+                f"{consumer} has leases of {counted(slots, 'slab')} here and asks for {slots_max} "
+                f"more; the limit of one host is {CONSUMER_SLOTS_MAX}"
             )
         elif len(self._leases) >= self._leases_max:
             own = list(self._leases.values())
-            full = f"this donor has {self._leases_max} leases, its limit"
+            full = f"this donor has {counted(self._leases_max, 'lease')}, its limit"
         else:
             return None
         spare = _first_spare(own)

@@ -12,8 +12,9 @@ from typing import Final, TypeVar
 
 from infiniswap import events
 from infiniswap.engine.store import Store
-from infiniswap.errors import EngineError
+from infiniswap.errors import EngineError, InfiniswapError
 from infiniswap.policy.headroom import HeadroomPolicy, PoolState
+from infiniswap.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class SlabPool:
         self._lock = asyncio.Lock()  # one slab made or zeroed at a time
         self._refused_until_s = float("-inf")
         self._unpinned_told = False
+        self._is_pinning = False
 
     @property
     def is_refused(self) -> bool:
@@ -97,15 +99,26 @@ class SlabPool:
         self._counters["slabs_allocated"] += 1
         return True
 
+    async def pin_found(self, background: Executor) -> None:
+        """Pins the slabs of a predecessor while they are served already: consumers wait."""
+        self._is_pinning = True
+        try:
+            while await self._off_loop(self._store.pin, background):
+                pass
+        except InfiniswapError as error:
+            log.warning("%s", error)
+        finally:
+            self._is_pinning = False
+
     def tell_unpinned(self) -> None:
         """Says once when slabs are not pinned."""
         unpinned = self._store.stats()["slabs_unpinned"]
-        if unpinned and not self._unpinned_told:
+        if unpinned and not self._unpinned_told and not self._is_pinning:
             self._unpinned_told = True
             log.warning(
-                "%d slabs are not pinned: this host may swap them out. "
+                "not pinned: %s, which this host may swap out. "
                 "Raise the locked-memory limit (ulimit -l, LimitMEMLOCK=infinity)",
-                unpinned,
+                counted(unpinned, "slab"),
                 extra=events.about(events.SLABS_UNPINNED),
             )
 

@@ -16,7 +16,7 @@ from infiniswap.donor.leases import GrantedLease
 from infiniswap.donor.quota import Quota
 from infiniswap.errors import RequestRefusedError
 from infiniswap.policy.quota import Tenant
-from infiniswap.units import format_size, format_size_short
+from infiniswap.units import counted, format_size, format_size_short
 
 _PREPARE_S: Final = 1.5
 """How long a map request waits for a slab to be allocated. Shorter than the consumer waits for its
@@ -108,7 +108,8 @@ class Room:
         pool = harvester.pool.state()
         if pool.mapped >= config.slabs_max:
             size = format_size_short(config.pool_bytes_max)
-            return f"has lent its whole pool of {size} (daemon.pool there), {pool.mapped} slabs"
+            slabs = counted(pool.mapped, "slab")
+            return f"has lent its whole pool of {size} (daemon.pool there), {slabs}"
         pool_bytes = pool.total * config.slab_bytes
         usual_bytes = figures.total_bytes - harvester.policy.others_bytes - pool_bytes
         now_bytes = figures.available_bytes - harvester.cache_bytes

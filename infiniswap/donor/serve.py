@@ -62,7 +62,7 @@ from infiniswap.system.keep_awake import KeepAwake
 from infiniswap.system.pressure import PressureTrigger
 from infiniswap.system.process import be_nice
 from infiniswap.system.surroundings.in_force import of_process
-from infiniswap.units import PAGE_BYTES, HostPort, format_size, format_size_short
+from infiniswap.units import PAGE_BYTES, HostPort, counted, format_size, format_size_short
 
 log = logging.getLogger(__name__)
 
@@ -404,7 +404,7 @@ async def _loops(
     for task in tasks:
         task.add_done_callback(donor.task_done)
     tasks += [
-        asyncio.create_task(_pin(service.store, background), name="pin"),
+        asyncio.create_task(donor.harvester.pool.pin_found(background), name="pin"),
         *(
             asyncio.create_task(transport.keep_ready(background), name=transport.name)
             for transport in service.transports
@@ -416,16 +416,6 @@ async def _loops(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-
-
-async def _pin(store: Store, executor: Executor) -> None:
-    """Pins the slabs of a predecessor while the donor already serves them: consumers wait."""
-    loop = asyncio.get_running_loop()
-    try:
-        while await loop.run_in_executor(executor, store.pin):
-            pass
-    except InfiniswapError as error:
-        log.warning("%s", error)
 
 
 def _watch_pressure(harvester: Harvester) -> Callable[[], None]:
@@ -461,7 +451,7 @@ async def _say_goodbye(
         await asyncio.sleep(0.05)  # the store does not report the end of a connection
         left = service.store.stats()["connections"]
     if left:
-        log.warning("%d data connections are cut", left)
+        log.warning("cut: %s", counted(left, "data connection"))
     await service.work.finish()
 
 
@@ -507,7 +497,8 @@ def _log_start(
         bound_to(sockets, service.data_port),  # on the same addresses
     )
     if not config.daemon.listen.is_loopback:
-        log.warning(
+        # The default, which asks for no action: devices seal pages, and say so where they do not.
+        log.info(
             "data connections are plain TCP: whoever sees the packets can read them. "
             "That shows the pages of devices with seal = false: leave device.seal on",
             extra=events.about(events.PLAIN_TCP),

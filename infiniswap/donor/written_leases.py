@@ -15,6 +15,7 @@ from infiniswap.donor.records import LeaseRecords
 from infiniswap.engine.protocol import OffLoop
 from infiniswap.engine.store import Store
 from infiniswap.errors import EngineError, InfiniswapError
+from infiniswap.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +53,11 @@ class WrittenLeases:
             self.table.restore(record, slots, now_s)
             self.counters["leases_restored"] += 1
             log.info(
-                "lease %d of device %s of %s waits for it, with %d slabs",
+                "lease %d of device %s of %s waits for it, with %s",
                 record.lease,
                 record.device_name,
                 record.host_name,
-                len(found),
+                counted(len(found), "slab"),
             )
         store.restored()
 

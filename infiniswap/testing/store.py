@@ -49,6 +49,9 @@ class FakeStore:
         self.destroyed = threading.Event()
         self.destroyed.set()
         self.closed = False
+        self.unpinned = 0
+        self.pinning = threading.Event()
+        self.pinning.set()
         self._lock = threading.Lock()
         self._free = 0
         self._dirty = 0
@@ -107,8 +110,10 @@ class FakeStore:
             return found
 
     def pin(self) -> bool:
-        """There is nothing to pin."""
-        return False
+        """Pins one of `unpinned`."""
+        self.pinning.wait()
+        self.unpinned -= self.unpinned > 0
+        return self.unpinned > 0
 
     def notes(self) -> list[str]:
         """Nothing is found."""
@@ -286,7 +291,7 @@ class FakeStore:
                 "slabs_free": self._free,
                 "slabs_mapped": sum(len(entry.slots) for entry in leases),
                 "slabs_dirty": self._dirty,
-                "slabs_unpinned": 0,
+                "slabs_unpinned": self.unpinned,
                 "leases": len(leases),
                 "connections": sum(entry.connections for entry in leases),
                 "connections_refused": 0,

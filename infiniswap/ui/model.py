@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from infiniswap.units import counted
 from infiniswap.watch.changes import BAD, GOOD, Change
 from infiniswap.watch.memory_parts import memory_parts
 
@@ -138,7 +139,7 @@ def slab_changes(
     ]
     more = len(found) - _TOLD_MAX
     if more > 0:
-        found = [*found[:_TOLD_MAX], Change(f"and {more} more slabs")]
+        found = [*found[:_TOLD_MAX], Change(f"and {counted(more, 'more slab')}")]
     return [*found, *_alarms(before, now)]
 
 
@@ -168,7 +169,9 @@ def _alarms(before: Mapping[str, DeviceView], now: Mapping[str, DeviceView]) -> 
         if old is None or old.figures is None or view.figures is None:
             continue
         if view.figures.suspended and not old.figures.suspended:
-            yield Change(f"{view}: {view.figures.suspended} slabs cannot be reached", BAD)
+            yield Change(
+                f"{view}: {counted(view.figures.suspended, 'slab')} cannot be reached", BAD
+            )
         if view.figures.alarms > old.figures.alarms:
             said = "`infiniswap status` on its host says which"
             yield Change(f"{view}: raises an alarm; {said}", BAD)

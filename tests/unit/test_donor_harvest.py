@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.machine.at_once import AtOnce
@@ -58,3 +59,28 @@ async def test_figures_and_cache_are_read_in_one_call_as_often_as_memory_is_shor
     assert memory.reads == pytest.approx(reads, abs=2)
     assert memory.caches == pytest.approx(60, abs=6)
     assert executor.calls == memory.reads
+
+
+async def test_slabs_that_are_still_being_pinned_are_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Right after a restart those of the predecessor wait for their turn."""
+    store = FakeStore(StoreConfig(MIB, 8, leases_max=1))
+    policy = HeadroomPolicy(
+        HeadroomConfig(slab_bytes=MIB, pool_bytes_max=8 * MIB, headroom_bytes=0)
+    )
+    store.unpinned = 3
+    with ThreadPoolExecutor(1) as executor:
+        pool = Harvester(store, policy, CountedMemory(GIB), executor, lambda: 0.0).pool
+        store.pinning.clear()
+        pinning = asyncio.create_task(pool.pin_found(executor))
+        await asyncio.sleep(0)
+        pool.tell_unpinned()
+        assert not caplog.records
+        store.pinning.set()
+        await pinning
+        pool.tell_unpinned()
+        assert not caplog.records
+        store.unpinned = 1  # refused for good
+        pool.tell_unpinned()
+    assert "not pinned: 1 slab, which" in caplog.text

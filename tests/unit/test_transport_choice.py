@@ -179,7 +179,7 @@ def no_rdma(text: str) -> EngineError:
         ),
         (World(dial_error=EngineError("no answer over RDMA", code=110)), "no answer over RDMA"),
         (World(answered_ends=1), "the donor answered with 1 ends, not 2"),
-        (World(slots=[m.SlotKey(2, 8, KEY)]), "the donor could register 0 of our 1 slabs"),
+        (World(slots=[m.SlotKey(2, 8, KEY)]), "the donor could register 0 of 1 slab of ours"),
         (
             World(slots=[m.SlotKey(2, 9, KEY), m.SlotKey(4, 10, KEY)]),
             "the donor named slot 4 of a lease of 4",
@@ -298,7 +298,7 @@ async def test_a_probe_leaves_nothing_and_changes_nothing() -> None:
     world.there = None
     world.offer = Offer()
     assert not await world.probe(choice, Place(3, 9))
-    assert "0 of our 1 slabs" in choice.reason
+    assert "0 of 1 slab of ours" in choice.reason
     assert await world.probe(choice, Place(2, 9))
     assert world.offer.is_closed
     # The connection that was made for it, and nothing else: keys are told when it is for good.

@@ -162,7 +162,7 @@ def test_slabs_of_a_dead_donor_stay_until_its_device_gives_them_up() -> None:
     (row,) = made.model(pictures[4], views[4])["devices"]
     assert not row["fresh"]
     said = [change.text for change in made.slab_changes(views[0], views[1], NAMES)]
-    assert said == ["device swap0 of consumer: 1 slabs cannot be reached"]
+    assert said == ["device swap0 of consumer: 1 slab cannot be reached"]
 
 
 def test_an_expired_lease_is_no_device() -> None:

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from fractions import Fraction
 from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import infiniswap
 from infiniswap.errors import UsageError
 from infiniswap.units import (
     CONTROL_PORT,
@@ -20,6 +23,7 @@ from infiniswap.units import (
     PAGE_BYTES,
     SIZE_BYTES_MAX,
     HostPort,
+    counted,
     format_size,
     format_size_short,
     is_loopback,
@@ -239,3 +243,26 @@ def test_loopback(host: str) -> None:
 )
 def test_not_loopback(host: str) -> None:
     assert not is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [(0, "slab", "0 slabs"), (1, "slab", "1 slab"), (3, "process", "3 processes")],
+)
+def test_one_of_a_kind_is_in_the_singular(number: int, noun: str, text: str) -> None:
+    assert counted(number, noun) == text
+
+
+_SINGLE = re.compile(r"(?:\{[^{}]*\}|%d) (?:lent |more |data )?(?:slabs|leases)\b")
+_OF_SEVERAL = ("limit of", "SESSION_LEASES_MAX", "registered", "_SLABS", "of its", " for {len(")
+
+
+def test_no_sentence_counts_1_slabs() -> None:
+    package = Path(infiniswap.__file__).parent
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in package.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if _SINGLE.search(line) and not any(words in line for words in _OF_SEVERAL)
+    ]
+    assert not found

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from infiniswap.cli.common.output import results_console
 from infiniswap.device.api import DeviceStatus, SuccessionRow
-from infiniswap.units import PAGE_BYTES, format_size, format_size_short
+from infiniswap.units import PAGE_BYTES, counted, format_size, format_size_short
 
 
 def print_json(value: object) -> None:
@@ -96,7 +96,7 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
         tried = f"; tried again {donor.rdma_probes} times" if donor.rdma_probes else ""
         why = f" (no RDMA: {donor.transport_reason}{tried})" if donor.transport_reason else ""
         soon = f", a page in {donor.expected_us:.0f} µs" if donor.expected_us else ""
-        what = f"{donor.state}, {donor.slabs} slabs{wire}{why}{soon}{detail}"
+        what = f"{donor.state}, {counted(donor.slabs, 'slab')}{wire}{why}{soon}{detail}"
         rows.append(("donor", f"{donor.address} {donor.name}: {what}"))
     rows.append(("processors", "kept awake" if status.awake else "may sleep"))
     if (succession := status.succession) is not None:

@@ -26,7 +26,7 @@ from infiniswap.system.memory import host_memory, machine_memory, memory_hierarc
 from infiniswap.system.memory_killers import memory_killers
 from infiniswap.system.surroundings.in_force import would_stay
 from infiniswap.system.tpm import Tpm
-from infiniswap.units import MIB, format_size_short
+from infiniswap.units import MIB, counted, format_size_short
 
 _DEEP_US: Final = 20
 """A sleep that takes longer to end costs a good part of a page-in."""
@@ -43,7 +43,7 @@ def host(*, proc: Path = PROC) -> Iterator[Finding]:
     memory = host_memory(proc=proc)
     yield good(
         "host",
-        f"Linux {platform.release()}, {os.cpu_count()} processors, "
+        f"Linux {platform.release()}, {counted(os.cpu_count() or 1, 'processor')}, "
         f"{format_size_short(memory.available_bytes)} of {format_size_short(memory.total_bytes)} "
         f"available (limited by {memory.limited_by})",
     )

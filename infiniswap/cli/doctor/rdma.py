@@ -13,7 +13,7 @@ from infiniswap.documents import page
 from infiniswap.engine.rdma import RdmaPort
 from infiniswap.errors import ConfigError, EngineError
 from infiniswap.system import rdma as system
-from infiniswap.units import MIB, PAGE_BYTES, format_size_short
+from infiniswap.units import MIB, PAGE_BYTES, counted, format_size_short
 
 _LOCKED_PER_CONNECTION = 2 * MIB
 """What READs land in, for each connection to a donor (RDMA_BOUNCE_BYTES)."""
@@ -62,7 +62,7 @@ def _port(port: RdmaPort) -> Finding:
     name = f"{port.device} port {port.port}"
     what = (
         f"{name}: {port.link}, MTU {port.mtu_bytes}, "
-        f"{port.connections_max} connections, {port.regions_max} regions"
+        f"{counted(port.connections_max, 'connection')}, {counted(port.regions_max, 'region')}"
     )
     if port.link != "Ethernet":
         if port.is_active:

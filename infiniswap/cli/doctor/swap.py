@@ -18,7 +18,7 @@ from infiniswap.system import zswap
 from infiniswap.system.files import PROC, SYS
 from infiniswap.system.memory import memory_hierarchy
 from infiniswap.system.swap import PRIORITY_MAX, SwapArea, active_areas, priority_above
-from infiniswap.units import format_size_short
+from infiniswap.units import counted, format_size_short
 
 
 def settings(*, proc: Path = PROC, sys: Path = SYS) -> Iterator[Finding]:
@@ -37,12 +37,14 @@ def settings(*, proc: Path = PROC, sys: Path = SYS) -> Iterator[Finding]:
     elif cluster > 5:
         yield degraded(
             "page-cluster",
-            f"vm.page-cluster is {cluster}: each fault reads {1 << cluster} pages, most of them "
-            "for nothing",
+            f"vm.page-cluster is {cluster}: each fault reads {counted(1 << cluster, 'page')}, "
+            "most of them for nothing",
             "sysctl -w vm.page-cluster=3",
         )
     else:
-        yield good("page-cluster", f"up to {1 << cluster} pages per fault (vm.page-cluster)")
+        yield good(
+            "page-cluster", f"up to {counted(1 << cluster, 'page')} per fault (vm.page-cluster)"
+        )
     yield from _zswap(proc, sys)
 
 

@@ -23,7 +23,7 @@ from infiniswap.device.spec import rundir
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.system.job_cgroup import systemd_makes_them
 from infiniswap.system.memory import memory_hierarchy
-from infiniswap.units import format_size, format_size_short
+from infiniswap.units import counted, format_size, format_size_short
 
 if TYPE_CHECKING:
     from infiniswap.device.process.rehearsal import DonorAnswer, Rehearsal
@@ -239,7 +239,7 @@ def describe(plan: Plan) -> Iterator[str]:
     yield f"cgroup     version {job.cgroup_version}, made by {job.cgroup_by}"
     state = "which runs" if its.joined else "new"
     why = f" ({its.size_why})" if its.size_why else ""
-    slabs = f"{its.slabs} slabs of {format_size(its.slab_bytes)}"
+    slabs = f"{counted(its.slabs, 'slab')} of {format_size(its.slab_bytes)}"
     yield f"device     {its.name}, {state}: {format_size(its.size_bytes)}{why}, {slabs}"
     for donor in plan.donors:
         yield f"donor      {_donor(its, donor)}"

@@ -31,6 +31,7 @@ from infiniswap.system import service_units, swap, systemd
 from infiniswap.system.files import make_directory
 from infiniswap.system.programs import run_command
 from infiniswap.system.service_units import DAEMON_UNIT
+from infiniswap.units import counted
 
 PURGE_LIST: Final = Path("var/lib/infiniswap/purge-list")
 """Below the root: the files, and then the directories (with a slash), that a purge removes."""
@@ -140,7 +141,8 @@ def check_unused(root: Path, config: configuration.Config) -> None:
     lent = list(_lent_slabs(root / config.daemon.run_dir.relative_to("/")))
     if lent:
         raise ConflictError(
-            f"this host lends {len(lent)} slabs, which devices of other hosts use as swap space",
+            f"this host lends {counted(len(lent), 'slab')}, which devices of other hosts use as "
+            "swap space",
             where=str(lent[0].parent),
             mend="Have them moved first: infiniswap donor drain HOST. If their hosts are gone: "
             "systemctl stop infiniswapd, then infiniswap daemon --release.",

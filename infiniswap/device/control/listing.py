@@ -13,7 +13,7 @@ from infiniswap.device.control import client
 from infiniswap.device.control.frozen import FrozenError
 from infiniswap.device.spec.rundir import DevicePaths, running_names, stopped_names
 from infiniswap.errors import InfiniswapError
-from infiniswap.units import PAGE_BYTES
+from infiniswap.units import PAGE_BYTES, counted
 
 _ERRORS = {
     "remote_errors": "failed transfers to or from donors",
@@ -35,13 +35,14 @@ def local_devices(run_dir: Path, backup_dir: Path) -> list[dict[str, object]]:
             rows.append({**row, "state": f"no answer: {error.what}", "mend": mend})
             continue
         stats = status.stats
+        slabs = counted(sum(status.slabs.values()), "slab")
         rows.append(
             {
                 **row,
                 "state": status.state,
                 "path": status.path,
                 "size_bytes": status.size_bytes,
-                "mapped": f"{status.slabs['mapped']} of {sum(status.slabs.values())} slabs",
+                "mapped": f"{status.slabs['mapped']} of {slabs}",
                 "transport": transports(status.donors),
                 "swap_used_bytes": status.swap.used_bytes,
                 "on_donors_bytes": status.pages_on_donors * PAGE_BYTES,

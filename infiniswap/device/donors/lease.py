@@ -14,7 +14,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.client import Session
 from infiniswap.errors import InfiniswapError, ProtocolMismatchError, RequestRefusedError
 from infiniswap.fields import SLOTS_MAX
-from infiniswap.units import HostPort
+from infiniswap.units import HostPort, counted
 
 _SPARE_SLOTS = 16
 """More than there are slabs. A slot whose slab was taken by force stays empty while old connections
@@ -77,7 +77,7 @@ async def new_lease(
         # Every transport relies on this size.
         raise ProtocolMismatchError(
             f"the donor answered with {answer.export_bytes} bytes to a request for a lease of "
-            f"{slots_max} slabs",
+            f"{counted(slots_max, 'slab')}",
             where=f"donor {session.address}",
         )
     names = ("lease", "reclaim", "epoch", "export_bytes")

@@ -22,6 +22,7 @@ from infiniswap.device.donors.transports.search import TransportSearch
 from infiniswap.engine.protocol import Engine
 from infiniswap.errors import InfiniswapError
 from infiniswap.policy.donor_faults import DonorFaults
+from infiniswap.units import counted
 
 if TYPE_CHECKING:
     from infiniswap.device.donors.link import DonorLink
@@ -124,10 +125,12 @@ class Recovery:
             self._judge(self._faults.lost(asyncio.get_running_loop().time(), code))
             if not self._faults.is_excused:
                 self._connections.transport.lost()
-            text = "donor %s: connections lost (code %d); %d slabs suspended"
+            text = "donor %s: connections lost (code %d); %s suspended"
             text += ", pages come from the backup" if self._connections.config.has_backup else ""
             about = events.about(events.DONOR_SUSPENDED, donor=self._address)
-            log.warning(text, self._address, code, len(self._slabs.places), extra=about)
+            log.warning(
+                text, self._address, code, counted(len(self._slabs.places), "slab"), extra=about
+            )
         self.begin()
 
     def bad_page(self, page: int) -> None:
@@ -260,8 +263,8 @@ class Recovery:
         connections.counts.reclaimed += 1
         self._faults.recovered(asyncio.get_running_loop().time())
         self.search.connected()
-        text = "donor %s: back with the same lease, %d slabs resumed"
-        log.info(text, self._address, len(places))
+        text = "donor %s: back with the same lease, %s resumed"
+        log.info(text, self._address, counted(len(places), "slab"))
         self.detail = ""
 
     async def _give_up(self) -> None:
@@ -273,8 +276,8 @@ class Recovery:
         await self._connections.forget()
         self._faults.given_up()
         about = events.about(events.DONOR_GIVEN_UP, donor=self._address)
-        text = "donor %s: given up (%s), %d slabs unmapped"
-        log.warning(text, self._address, self.detail, count, extra=about)
+        text = "donor %s: given up (%s), %s unmapped"
+        log.warning(text, self._address, self.detail, counted(count, "slab"), extra=about)
         await self._session.close(lease)
 
     async def close(self) -> None:

@@ -43,7 +43,7 @@ from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
 from infiniswap.system.keep_awake import KeepAwake
 from infiniswap.system.process import make_swap_safe, sentences
-from infiniswap.units import PAGE_BYTES, HostPort
+from infiniswap.units import PAGE_BYTES, HostPort, counted
 
 log = logging.getLogger(__name__)
 
@@ -216,8 +216,8 @@ class Parts:
         for slab in range(self.spec.slab_count):
             if not await self.mapper.placer.place(slab):
                 raise MemoryLimitError(
-                    f"the donors can take {slab} of {self.spec.slab_count} slabs, and without a "
-                    "backup all of them need a donor",
+                    f"the donors can take {slab} of {counted(self.spec.slab_count, 'slab')}, and "
+                    "without a backup all of them need a donor",
                     mend="Use a smaller --size, more donors, or a backup.",
                 )
         self.mapper.is_eager = True

@@ -28,7 +28,7 @@ from infiniswap.errors import EngineError, InfiniswapError, MemoryLimitError
 from infiniswap.system import swap
 from infiniswap.system.backup import check_backup
 from infiniswap.system.service_units import as_device
-from infiniswap.units import HostPort
+from infiniswap.units import HostPort, counted
 
 _ASKED_MAX: Final = 64
 """Donors that are asked what they can lend."""
@@ -117,14 +117,15 @@ def rehearse(spec: DeviceSpec, paths: DevicePaths) -> Rehearsal:
     are_all = len(donors) == len(found.every())
     if spec.backup is None and slabs < spec.slab_count and are_all:
         raise MemoryLimitError(
-            f"the donors can take {slabs} of {spec.slab_count} slabs, and without a backup all of "
-            "them need a donor",
+            f"the donors can take {slabs} of {counted(spec.slab_count, 'slab')}, and without a "
+            "backup all of them need a donor",
             mend="Use a smaller --size, more donors, or a backup.",
         )
     if slabs < spec.slab_count:
         warnings.append(
-            f"the donors that were asked can lend {slabs} of {spec.slab_count} slabs now: pages of "
-            "the others come from the local disk"
+            "the donors that were asked can lend "
+            f"{slabs} of {counted(spec.slab_count, 'slab')} now: "
+            "pages of the others come from the local disk"
         )
     return Rehearsal(
         frontend=choice.frontend,

@@ -14,7 +14,7 @@ from infiniswap.device.donors.lease import Place, decode_record
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.engine.protocol import Engine
-from infiniswap.units import HostPort
+from infiniswap.units import HostPort, counted
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def restore_links(
         if link is None:
             link = make_link(address)
             links.append(link)
-        log.info("donor %s: %d slabs of a process that ended", address, len(mapped))
+        log.info("donor %s: %s of a process that ended", address, counted(len(mapped), "slab"))
         link.inherit(info.remote, lease, mapped)
 
 
@@ -60,7 +60,7 @@ def _places(engine: Engine) -> dict[int, dict[int, Place]]:
 
 def _abandon(engine: Engine, mapper: SlabMapper, remote: int, mapped: dict[int, Place]) -> None:
     """Its donor is unknown: the lease expires, and the slabs get other donors."""
-    log.error("a donor's record is unreadable: its %d slabs are given up", len(mapped))
+    log.error("a donor's record is unreadable; given up: %s", counted(len(mapped), "slab"))
     for slab, place in mapped.items():
         engine.slab_unmap(slab, remote, place.generation)
         mapper.lost(slab)

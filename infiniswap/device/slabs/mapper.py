@@ -249,5 +249,6 @@ class SlabMapper:
 
     def _homeless(self, count: int) -> None:
         if self.is_eager and "no-donor" not in self.alarms:
-            sentence = f"{count} slabs have neither a donor nor a backup: writes to them wait"
+            has = "slab has" if count == 1 else "slabs have"
+            sentence = f"{count} {has} neither a donor nor a backup: writes to them wait"
             self.alarms.sound("no-donor", sentence, events.NO_DONOR)

@@ -28,7 +28,7 @@ from infiniswap.control.text import clean_text
 from infiniswap.errors import ConfigError, UsageError, not_utf8
 from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.secret import check_metrics_listen, host_key_path
-from infiniswap.units import PAGE_BYTES, HostPort, format_size
+from infiniswap.units import PAGE_BYTES, HostPort, counted, format_size
 
 NAME_LENGTH_MAX: Final = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
@@ -272,7 +272,7 @@ def check_size(size_bytes: int, slab_bytes: int) -> None:
     slabs = -(-size_bytes // slab_bytes)
     if slabs > 16_384:
         raise UsageError(
-            f"a device of {format_size(size_bytes)} has {slabs} slabs of "
+            f"a device of {format_size(size_bytes)} has {counted(slabs, 'slab')} of "
             f"{format_size(slab_bytes)}; 16384 are possible",
             mend="Use a smaller device, or larger slabs on all hosts.",
         )

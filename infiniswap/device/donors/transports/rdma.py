@@ -18,6 +18,7 @@ from infiniswap.engine.protocol import Engine, OffLoop
 from infiniswap.engine.rdma import EngineRdma, RdmaOffer
 from infiniswap.errors import EngineError, InfiniswapError, RequestRefusedError
 from infiniswap.ticks import next_tick
+from infiniswap.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +142,8 @@ def _check(answer: m.RdmaAnswer, count: int, slots: int, places: frozenset[Place
         raise UnusableError(f"the donor named slot {beyond[0]} of a lease of {slots}")
     if missing := len(places - there):
         raise UnusableError(
-            f"the donor could register {len(places) - missing} of our {len(places)} slabs"
+            f"the donor could register {len(places) - missing} "
+            f"of {counted(len(places), 'slab')} of ours"
         )
 
 
