@@ -10,6 +10,7 @@ from typing import Final
 
 from rich.table import Table
 
+from infiniswap.control.text import printable
 from infiniswap.errors import UnavailableError, from_oserror
 from infiniswap.extras import how_to_install
 from infiniswap.planning.prediction import Point, Source
@@ -76,7 +77,7 @@ class Planned:
 
 def table(plan: Planned) -> Table:
     """A line for each limit; those that were not measured are marked."""
-    found = Table(title=f"{plan.command}: time with less memory", title_justify="left")
+    found = Table(title=f"{printable(plan.command)}: time with less memory", title_justify="left")
     for name in ("limit", "of peak", "time", "slowdown", "page-ins", "remote memory"):
         found.add_column(name, justify="right", no_wrap=True)
     found.add_column("time")

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from infiniswap.cli.main import main
+from infiniswap.cli.plan.output import show
 from infiniswap.errors import ConflictError, NotFoundError
 from infiniswap.planning import history, process, report
 from infiniswap.planning.misses import Look
@@ -70,7 +73,7 @@ def test_forget_empties_the_history(
     path = history.path_in(tmp_path)
     history.add(path, Measured(1.0, 2.0))
     assert main(["plan", "--forget"]) == 0
-    assert "forgot 1 measurements" in capsys.readouterr().err
+    assert "forgot 1 measurement of" in capsys.readouterr().err
     assert not path.exists()
 
 
@@ -163,6 +166,14 @@ def test_a_probe_that_was_cut_short_tells_the_least() -> None:
     said = "\n".join(report.lines(plan))
     assert "≥ at least that, as the limit was taken away" in said
     assert "half of its memory, 45.0 MiB: more than 30.0 s" in said
+
+
+def test_what_is_shown_has_no_escapes_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = replace(planned(), command="'\x1b[31mx'", type="infiniswap run -- '\x1b[31mx'")
+    show(argparse.Namespace(json=False, plot=None), plan)
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "'?[31mx': time with less memory" in said
 
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:

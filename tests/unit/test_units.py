@@ -253,7 +253,7 @@ def test_one_of_a_kind_is_in_the_singular(number: int, noun: str, text: str) -> 
     assert counted(number, noun) == text
 
 
-_SINGLE = re.compile(r"(?:\{[^{}]*\}|%d) (?:lent |more |data )?(?:slabs|leases)\b")
+_SINGLE = re.compile(r"(?:\{[^{}]*\}|%d) (?:lent |more |data )?(?:slabs|leases|measurements)\b")
 _OF_SEVERAL = ("limit of", "SESSION_LEASES_MAX", "registered", "_SLABS", "of its", " for {len(")
 
 

@@ -17,6 +17,7 @@ from infiniswap.cli.common.parser import add_shared
 from infiniswap.cli.device.options import load_config
 from infiniswap.cli.run import add_device_choice, check_device, with_device
 from infiniswap.errors import NoDonorError, NotPermittedError, UnavailableError, UsageError
+from infiniswap.units import counted
 
 _DISK_ONLY_BYTES: Final = 2**30
 
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     past = history.path_in(config.daemon.state_dir)
     if args.forget:
         count = history.forget(past)
-        print(f"forgot {count} measurements of earlier plans", file=sys.stderr)
+        print(f"forgot {counted(count, 'measurement')} of earlier plans", file=sys.stderr)
         if not command and args.pid is None:
             return 0
     if args.pid is not None:

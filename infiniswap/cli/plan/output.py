@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from infiniswap.cli.common.output import results_console
+from infiniswap.control.text import printable
 from infiniswap.planning import report
 from infiniswap.planning.report import Planned
 
@@ -29,7 +30,7 @@ def _print_text(plan: Planned) -> None:
     if plan.curve:
         console.print(report.table(plan), highlight=False, markup=False)
     for line in report.lines(plan):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def print_json(found: dict[str, Any]) -> None:
