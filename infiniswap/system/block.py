@@ -89,23 +89,25 @@ def tune(name: str, settings: Iterable[tuple[str, str]], *, sys: Path = SYS) -> 
     return tuple(refused)
 
 
-def is_encrypted(path: Path, *, sys: Path = SYS) -> bool:
-    """Whether a block device, or the file system of a file, lies on dm-crypt alone.
+def is_encrypted(path: Path, *, sys: Path = SYS) -> bool | None:
+    """Whether a block device, or the file system of a file, lies on dm-crypt alone; None: the
+    kernel does not say what it lies on (a file on btrfs).
 
     Raises:
         OSError: there is no such file.
     """
     attributes = path.stat()
     number = attributes.st_rdev if stat.S_ISBLK(attributes.st_mode) else attributes.st_dev
-    return _is_encrypted(sys / f"dev/block/{os.major(number)}:{os.minor(number)}", sys)
+    directory = sys / "dev" / "block" / number_text(number)
+    return _is_encrypted(directory, sys) if directory.exists() else None
 
 
-def _is_encrypted(directory: Path, sys: Path) -> bool:
+def _is_encrypted(directory: Path, sys: Path) -> bool | None:
     if (try_read_text(directory / "dm/uuid") or "").startswith("CRYPT-"):
         return True
     if backing := try_read_text(directory / "loop/backing_file"):
         return is_encrypted(Path(backing.rstrip("\n")), sys=sys)
-    below: list[Path] = []
-    with contextlib.suppress(OSError):
-        below = list((directory / "slaves").iterdir())
-    return bool(below) and all(_is_encrypted(each, sys) for each in below)
+    below = [_is_encrypted(each, sys) for each in entries(directory / "slaves")]
+    if not below or False in below:
+        return False
+    return None if None in below else True

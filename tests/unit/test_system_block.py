@@ -53,3 +53,9 @@ def test_an_area_is_encrypted_if_all_below_it_is(
     (top / "loop/backing_file").write_text(f"{sys}/gone\n")
     with pytest.raises(OSError, match="No such file"):
         is_encrypted(file, sys=sys)
+
+
+def test_a_file_on_btrfs_is_not_called_unencrypted(sys: Path) -> None:
+    file = sys / "swapfile"
+    file.touch()  # the number of its file system is that of no block device here
+    assert is_encrypted(file, sys=sys) is None

@@ -44,7 +44,8 @@ def sealed_by_path(areas: Iterable[SwapArea], run_dir: Path) -> dict[str, bool]:
             with contextlib.suppress(InfiniswapError, OSError):
                 owner = owners.get(area)
                 if owner is None:
-                    found[area.path] = block.is_encrypted(Path(area.path))
+                    if (encrypted := block.is_encrypted(Path(area.path))) is not None:
+                        found[area.path] = encrypted
                     continue
                 spec = rundir.read_record(rundir.paths_of(owner.name, run_dir, run_dir))
                 if spec is not None:
