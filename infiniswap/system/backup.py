@@ -127,7 +127,7 @@ def _check_directory(path: Path) -> None:
 
 def check_private(path: Path, *, is_ours: bool) -> None:
     """Checks that a backup that exists is nobody else's and read by nobody else. The engine looks
-    again at what it has opened (csrc/engine/backup_open.c).
+    again at what it has opened (csrc/engine/backup/open.c).
 
     Args:
         path: a file or block device that has passed check_backup.

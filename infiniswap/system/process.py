@@ -302,7 +302,7 @@ def parse_thread_stat(text: str) -> tuple[str, int, int]:
 def may_end(uid: int, pid: int, *, proc: Path = PROC) -> bool | None:
     """Whether the kernel lets this user end a process (kill(2): by its real or saved user); None:
     there is no such process."""
-    users = _status_fields(try_read_text(proc / str(pid) / "status") or "", "Uid")
+    users = status_fields(try_read_text(proc / str(pid) / "status") or "", "Uid")
     return str(uid) in (users[0], users[2]) if len(users) == 4 else None
 
 
@@ -312,14 +312,14 @@ def named(pid: int, *, proc: Path = PROC) -> str:
     return f"{pid} ({''.join(letter if letter.isprintable() else '?' for letter in name)})"
 
 
-def _status_fields(text: str, key: str) -> list[str]:
+def status_fields(text: str, key: str) -> list[str]:
     """What stands behind a key of /proc/PID/status."""
     found = (line.partition(":") for line in text.splitlines())
     return next((rest.split() for name, _, rest in found if name == key), [])
 
 
 def _status_kib(text: str, key: str) -> int:
-    fields = _status_fields(text, key)
+    fields = status_fields(text, key)
     return int(fields[0]) if fields and fields[0].isdecimal() else 0
 
 
@@ -433,4 +433,4 @@ def process_uids(pid: int, *, proc: Path = PROC) -> frozenset[int]:
     """Every user whose rights a process has or could take: real, effective, saved, and of the
     file system. Empty when there is no such process."""
     text = try_read_text(proc / str(pid) / "status") or ""
-    return frozenset(int(field) for field in _status_fields(text, "Uid"))
+    return frozenset(int(field) for field in status_fields(text, "Uid"))

@@ -60,7 +60,7 @@ def touched(pids: Iterable[int], *, proc: Path = PROC) -> Touched:
     """Sums over processes; those that have ended, or may not be looked at, are left out."""
     resident = referenced = swapped = 0
     for pid in pids:
-        values = _rollup(try_read_text(proc / str(pid) / "smaps_rollup") or "")
+        values = rollup(pid, proc=proc)
         rss, pss = values.get("Rss", 0), values.get("Pss", 0)
         resident += pss
         if rss:
@@ -69,10 +69,11 @@ def touched(pids: Iterable[int], *, proc: Path = PROC) -> Touched:
     return Touched(resident, referenced, swapped)
 
 
-def _rollup(text: str) -> dict[str, int]:
-    """Bytes by name."""
+def rollup(pid: int, *, proc: Path = PROC) -> dict[str, int]:
+    """Memory of one process in bytes, by the names in /proc/PID/smaps_rollup; empty where there is
+    no such process or it may not be looked at."""
     values = {}
-    for line in text.splitlines()[1:]:
+    for line in (try_read_text(proc / str(pid) / "smaps_rollup") or "").splitlines():
         fields = line.split()
         if len(fields) == 3 and fields[1].isdecimal():
             values[fields[0].rstrip(":")] = int(fields[1]) * _KIB

@@ -7,7 +7,6 @@ than it saves.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from typing import Final
 from infiniswap.device.api import DeviceStatus
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.system.files import PROC, try_read_text
-from infiniswap.units import KIB, MIB, PAGE_BYTES
+from infiniswap.system.touched import rollup
+from infiniswap.units import MIB, PAGE_BYTES
 
 _PROCESS_BYTES: Final = 96 * MIB
 """Python, its libraries and the threads of a locked process: the device's, and its standby's."""
@@ -75,7 +75,7 @@ def measured(status: DeviceStatus, donors_bytes: int, *, proc: Path = PROC) -> C
     if status.succession is not None and status.succession.holder_pid is not None:
         holder = status.succession.holder_pid
         pids |= {holder, *_children(holder, proc)}
-    sizes = [_pss_bytes(pid, proc) for pid in pids]
+    sizes = [rollup(pid, proc=proc).get("Pss") for pid in pids]
     found = [size for size in sizes if size is not None]
     if len(found) < len(sizes):
         return None
@@ -86,12 +86,3 @@ def measured(status: DeviceStatus, donors_bytes: int, *, proc: Path = PROC) -> C
 def _children(pid: int, proc: Path) -> Iterable[int]:
     for task in (proc / str(pid) / "task").glob("*/children"):
         yield from (int(word) for word in (try_read_text(task) or "").split() if word.isdecimal())
-
-
-def _pss_bytes(pid: int, proc: Path) -> int | None:
-    text = try_read_text(proc / str(pid) / "smaps_rollup") or ""
-    with contextlib.suppress(ValueError, IndexError):
-        for line in text.splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * KIB
-    return None

@@ -13,6 +13,7 @@ from typing import Final
 from infiniswap.errors import InfiniswapError, MemoryLimitError, UnavailableError
 from infiniswap.system.files import PROC, try_read_int, try_read_text
 from infiniswap.system.memory import UNLIMITED_BYTES, Hierarchy, cgroup_memory, chain
+from infiniswap.system.process import status_fields
 from infiniswap.system.surroundings.groups import groups_of
 from infiniswap.units import MIB, format_size_short
 
@@ -178,10 +179,9 @@ class Has:
 def has(pid: int, *, proc: Path = PROC) -> Has:
     """Reads it; zeros where there is no such process."""
     text = try_read_text(proc / str(pid) / "status") or ""
-    found = {line.partition(":")[0]: line.split()[1:2] for line in text.splitlines()}
 
     def number(name: str) -> int:
-        value = found.get(name) or ["0"]
+        value = status_fields(text, name)[:1] or ["0"]
         return int(value[0]) if value[0].isdecimal() else 0
 
     shared_kib = number("RssFile") + number("RssShmem")  # its programs and the state file
