@@ -266,7 +266,7 @@ METRICS: Final = (
         ),
         (
             "evictions_last_copies_total",
-            "Only copies that were taken from devices by force.",
+            "Slabs taken back by force although they held the only copy of pages.",
             "evictions_last_copies",
         ),
         ("eviction_batches_total", "Batches of evictions.", "eviction_batches"),

@@ -173,6 +173,12 @@ METRICS: Final = (
         "op",
         notes="A page fault waits for a `read`.",
     ),
+    _histogram(
+        "waited_read_duration_seconds",
+        "Duration of reads at the front end that waited for a donor or the disk.",
+        _latency({(): "waited_read_latency"}),
+        notes="Others were ready: read ahead, in staging, or zeros.",
+    ),
     *_pages_and_bytes(
         "pages_in_total",
         "in_bytes_total",
