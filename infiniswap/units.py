@@ -244,7 +244,7 @@ def _check_ipv6(text: str, host: str, mend: str) -> None:
         raise UsageError(f"{text!r} is not an address: {zone!r} names no interface", mend=mend)
     if zone is None and address.is_link_local:
         raise UsageError(
-            f"{text!r} is a link-local address, which each interface has a network of its own for",
+            f"{text!r} is a link-local address, which means another host on each interface",
             mend=f"Name this host's interface too, for example [{host}%eth0].",
         )
 

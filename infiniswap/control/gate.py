@@ -44,7 +44,8 @@ _SHUTDOWN_S: Final = 1.0
 """How long a peer may take to agree to the end of TLS, or to read that it was refused."""
 _REFUSED_OPEN_MAX: Final = 16
 _GOODBYE_PART: Final = 0.1
-"""So much longer a peer that was too slow keeps its connection, to read that it was."""
+"""Fraction of `proof_s` for which a late peer's connection stays open, so that it reads why it is
+refused."""
 
 
 class Gate:

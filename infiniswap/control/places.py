@@ -21,7 +21,7 @@ PROOF_S: Final = 2.0
 KNOWN_S: Final = 3600.0
 """For how long an address that proved itself is no stranger's."""
 STRANGERS_PART: Final = 2
-"""Strangers have one of so many parts of the places."""
+"""Strangers share the places divided by this number."""
 _KNOWN_MAX: Final = 1024
 
 

@@ -53,7 +53,11 @@ class SlabOwners(Protocol):
     async def evict(
         self, lease: int, slot: int, deadline_ms: int, move_ms: int = 0, *, last_copy: bool = False
     ) -> bool:
-        """False: its owner keeps it, which it cannot with `last_copy`. Raises EngineError."""
+        """Asks the owner for a slab; False if it keeps the slab, which `last_copy` rules out.
+
+        Raises:
+            EngineError: the store cannot take it back.
+        """
 
 
 class Evictor:

@@ -20,7 +20,7 @@ from infiniswap.config import Config
 Slab = TypeVar("Slab", bound=Hashable)
 
 _KEPT_S = 60.0
-"""For so long an owner that kept a slab gets no further one above its share."""
+"""After an owner has kept a slab, it gets no slab above its share for this long."""
 _RETRY_S = 1.0
 """Pause after a batch that brought nothing: the next one would find the same."""
 

@@ -45,8 +45,8 @@ class MemoryKiller:
 def memory_killers(
     total_bytes: int, *, proc: Path = PROC, root: Path = Path("/")
 ) -> Iterator[MemoryKiller]:
-    """Those that run on a host with so much memory. Each waits, too, until little swap space is
-    left, where there is any.
+    """Finds those that run on this host. If it has swap space, each also waits until little of that
+    is free.
 
     Args:
         total_bytes: MemTotal.

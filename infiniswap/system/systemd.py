@@ -55,8 +55,11 @@ def reload() -> None:
 
 
 def start_unit(name: str, *properties: str) -> None:
-    """StartTransientUnit; each property as `NAME TYPE VALUES...`. It has not begun yet on return:
-    see wait_until.
+    """Asks systemd for a transient unit, which may not have started on return: see wait_until.
+
+    Args:
+        name: of the unit.
+        properties: each as `NAME TYPE VALUES...` (busctl).
 
     Raises:
         SystemCallError, UnavailableError, DeadlineError: see run_command.

@@ -434,8 +434,8 @@ def test_page_ins_that_waited_are_told_apart_from_those_that_did_not(host: Host)
     )
     assert (found.page_ins_waited, found.page_ins_ready) == (30, 870)
     assert (
-        "30 page-ins waited for a donor or the disk: p50 100 µs, p99 2000 µs; 870 more waited for "
-        "neither"
+        "30 page-ins waited for a donor or the disk: p50 100 µs, p99 2000 µs; 870 more had their "
+        "pages at once"
     ) in summaries.describe(found)
     found = summary(host, status(pages_in=910, read_requests=900, pages_in_staging=910))
     assert "p50" not in "\n".join(summaries.describe(found))

@@ -191,7 +191,7 @@ def rights(*, proc: Path = PROC) -> Iterator[Finding]:
 
 
 def starter(*, proc: Path = PROC) -> Iterator[Finding]:
-    """What a daemon or device that is started from this shell would be left with."""
+    """Finds what a daemon or device that is started from this shell would inherit."""
     pid = os.getpid()
     stays = would_stay(pid, leaves=os.geteuid() == 0, proc=proc)
     for found in stays:

@@ -45,7 +45,7 @@ class Cost:
 
 
 def expected(spec: DeviceSpec) -> Cost:
-    """What a run with this device takes at the most; see expected_bytes."""
+    """Returns the most that a run with this device takes; see expected_bytes."""
     return Cost(
         expected_bytes(spec),
         spec.size_bytes if spec.backup is not None else 0,
@@ -63,8 +63,8 @@ def expected_bytes(spec: DeviceSpec) -> int:
 
 
 def measured(status: DeviceStatus, donors_bytes: int, *, proc: Path = PROC) -> Cost | None:
-    """The same as it is now: proportional set sizes of this process, the device's, its standby's
-    and the holder's. None where the kernel does not tell.
+    """Measures what the device takes now: the proportional set sizes (PSS) of this process, the
+    device's, its standby's and the holder's. None if one of them cannot be read.
 
     Args:
         status: of the device.

@@ -318,7 +318,7 @@ def describe(summary: Summary) -> list[str]:
 def _describe_waits(s: Summary) -> str:
     if not s.page_ins_waited:
         return ""
-    ready = f"; {s.page_ins_ready} more waited for neither" if s.page_ins_ready else ""
+    ready = f"; {s.page_ins_ready} more had their pages at once" if s.page_ins_ready else ""
     return (
         f"{counted(s.page_ins_waited, 'page-in')} waited for a donor or the disk: p50 "
         f"{s.page_in_us_p50:.0f} µs, p99 {s.page_in_us_p99:.0f} µs{ready}"

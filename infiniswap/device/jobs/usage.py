@@ -29,7 +29,7 @@ _FULL_SHARE: Final = 0.05
 _FULL_BYTES_MIN: Final = 4 * MIB
 """So little free space counts as none: the kernel keeps some of it in reserve per processor."""
 _LEFT_SAMPLES_MAX: Final = 20
-"""A kill this soon after an area was emptied is put down to that: two seconds at most."""
+"""A kill within this many samples (2 s) after a swapoff is attributed to it."""
 _SWAPOFF_S_MAX: Final = 0.5
 _LIMIT_BYTES: Final = 4 * MIB
 """A job whose highest use stayed so far below its limit has never reached it."""
@@ -166,7 +166,7 @@ class Sampler:
             self._left_samples += 1
 
     def _sample_others(self, areas: Iterable[SwapArea], swapped_bytes: int) -> int:
-        """At most so many bytes of the job are in other areas now."""
+        """Returns an upper bound of the job's bytes in other swap areas."""
         peaks, total_bytes = self.peaks.others_by_path, 0
         for path, used_bytes in self._others_used(areas).items():
             grown_bytes = used_bytes - self._others_before.get(path, 0)

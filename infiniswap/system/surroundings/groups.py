@@ -94,8 +94,8 @@ def frozen_by(pid: int, *, proc: Path = PROC) -> tuple[str, str]:
                 mend = f"echo THAWED > {path}/freezer.state"
             if is_frozen:
                 return f"its cgroup {path} is frozen", (
-                    "Whoever froze it thaws it (docker unpause, systemctl thaw, the batch "
-                    f"system); by hand: {mend}."
+                    "Thaw it where it was frozen (docker unpause, systemctl thaw, the batch "
+                    f"system), or by hand: {mend}."
                 )
     stat = try_read_text(proc / str(pid) / "stat") or ""
     if stat[stat.rfind(")") + 1 :].split()[:1] in (["T"], ["t"]):

@@ -30,7 +30,7 @@ from infiniswap.units import format_size_short
 _BYTES: Final = (ADDRESSES, DATA, FILE)
 
 NAME: Final = "starter"
-"""Of each: what whoever has started the service has left it with."""
+"""Name of every finding here: something that the service has inherited from its starter."""
 
 
 def in_force(pid: int, *, proc: Path = PROC) -> tuple[Degraded, ...]:
@@ -40,17 +40,17 @@ def in_force(pid: int, *, proc: Path = PROC) -> tuple[Degraded, ...]:
 
 
 def of_process(pid: int) -> tuple[Degraded, ...]:
-    """As in_force, without what cgroups limit: a donor lends what its cgroup leaves it."""
+    """Likewise, without the limits of cgroups: a donor sizes its pool by them."""
     found = (*_ulimits(pid), *_processors(pid), *_priority(pid))
     return tuple(Degraded(NAME, what, mend) for what, mend in found)
 
 
 def would_stay(pid: int, *, leaves: bool, proc: Path = PROC) -> tuple[Degraded, ...]:
-    """What would hold for a service that a process starts.
+    """Finds what would still limit a service that a process starts.
 
     Args:
         pid: the process.
-        leaves: it has the right to put a service elsewhere (infiniswap.system.surroundings.leave).
+        leaves: it may move a service to another cgroup (infiniswap.system.surroundings.leave).
         proc: root of the proc file system.
     """
     if not leaves or is_in_unit(pid, proc=proc):

@@ -136,7 +136,7 @@ class Limited:
 
 
 def memory_limits(pid: int, *, proc: Path = PROC) -> Iterator[Limited]:
-    """Of the process's own memory cgroup and those above it. File cache counts as free."""
+    """Yields the memory limits of a process's cgroup and of all above it; file cache is free."""
     for hierarchy, path in _chains(pid, "memory", proc):
         try:
             figures = cgroup_memory(path, hierarchy.version)
@@ -152,7 +152,7 @@ def memory_limits(pid: int, *, proc: Path = PROC) -> Iterator[Limited]:
 
 
 def task_limits(pid: int, *, proc: Path = PROC) -> Iterator[Limited]:
-    """Limits on the number of processes and threads."""
+    """Yields the limits on processes and threads of a process's cgroup and of all above it."""
     for _, path in _chains(pid, "pids", proc):
         limit = try_read_int(path / "pids.max")
         if limit is not None:
@@ -168,8 +168,8 @@ def _chains(pid: int, controller: str, proc: Path) -> Iterator[tuple[Hierarchy, 
 
 @dataclass(frozen=True, slots=True)
 class Has:
-    """What a process that is ready to serve has: memory of its own, memory that others of its kind
-    share with it, and threads."""
+    """Footprint of a process that is ready to serve: private memory, memory that it shares with
+    other processes of the device, and threads."""
 
     own_bytes: int
     shared_bytes: int
@@ -177,7 +177,7 @@ class Has:
 
 
 def has(pid: int, *, proc: Path = PROC) -> Has:
-    """Reads it; zeros where there is no such process."""
+    """Reads the footprint of a process; zeros if there is no such process."""
     text = try_read_text(proc / str(pid) / "status") or ""
 
     def number(name: str) -> int:
