@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from infiniswap import rights
-from infiniswap.errors import DeadlineError
-from infiniswap.system.programs import find, run_command
+from infiniswap.errors import DeadlineError, InfiniswapError
+from infiniswap.system.programs import find, finish, run_command
 
 _RUNNING = Path("run/systemd/system")
 _BUS = Path("run/dbus/system_bus_socket")
@@ -43,6 +44,16 @@ def is_running(root: Path = Path("/")) -> bool:
 def has_bus(root: Path = Path("/")) -> bool:
     """Whether it can be asked over D-Bus: containers and rescue systems may have no bus."""
     return is_running(root) and (root / _BUS).exists() and find("busctl") is not None
+
+
+def is_stopping(root: Path = Path("/")) -> bool:
+    """Whether it shuts this host down; False if it cannot be asked."""
+    if not is_running(root):
+        return False
+    with contextlib.suppress(InfiniswapError):
+        # Exits with an error in most states. As root it needs no bus, which may have ended.
+        return finish(["systemctl", "is-system-running"]).stdout.strip() == "stopping"
+    return False
 
 
 def reload() -> None:

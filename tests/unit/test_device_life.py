@@ -18,7 +18,7 @@ from infiniswap.device.process import life
 from infiniswap.device.process.service import DeviceService
 from infiniswap.device.spec import contents
 from infiniswap.errors import MemoryLimitError
-from infiniswap.system import programs
+from infiniswap.system import programs, systemd
 from infiniswap.system.signals import stop_signals
 
 
@@ -88,41 +88,46 @@ class Refusing:
         if self.left:
             self.left -= 1
             self.refused.set()
-            raise MemoryLimitError("what is swapped out does not fit")
+            raise MemoryLimitError(f"{self.left + 1} MiB do not fit")
         self.stopped.set()
 
 
-@pytest.mark.parametrize("sender", ["manager", "another"])
-async def test_only_a_service_managers_signal_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sender: str
+@pytest.mark.parametrize("host", ["goes down", "stays up"])
+async def test_a_refused_stop_is_tried_again_at_a_shutdown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, host: str
 ) -> None:
-    """It asks once, hears no refusal and kills in the end, as systemd does when a host goes down
-    with a device that was started by hand. A person hears the refusal."""
+    """systemd asks a device that was started by hand once and hears no refusal. A person does."""
+    goes_down = host == "goes down"
     monkeypatch.setattr(contents, "keeps_record", lambda _: True)
     monkeypatch.setattr(life, "_STOP_PAUSE_S", 0.001)
-    by_manager = sender == "manager"
-    if by_manager:
-        monkeypatch.setattr(life, "SERVICE_MANAGER", os.getpid())
+    answers: list[bool] = []
+
+    def is_stopping() -> bool:
+        answers.append(goes_down)
+        return goes_down
+
+    monkeypatch.setattr(systemd, "is_stopping", is_stopping)
     service = Refusing(3)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     async with life._signals(cast(DeviceService, service)), asyncio.timeout(60):
         os.kill(os.getpid(), signal.SIGTERM)
-        if by_manager:
+        if goes_down:
             await service.stopped.wait()
         else:
             await service.refused.wait()
             await asyncio.sleep(0.05)
-    assert service.asked == (4 if by_manager else 1)
+    assert service.asked == (4 if goes_down else 1)
+    assert len(answers) == (3 if goes_down else 1)  # after refusals only
     assert caplog.text.count("not stopped") == 1
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 
 
 async def test_a_program_that_is_started_meanwhile_can_be_ended() -> None:
     """What a process blocks, the programs that it starts would block as well."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     async with stop_signals(lambda _number, _sender: None):
         sleeper = programs.start(["sleep", "1000"])
         sleeper.terminate()
         assert await asyncio.to_thread(sleeper.wait, 60) == -signal.SIGTERM
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 
 
 def test_garbage_is_not_looked_for_in_what_lives_as_long_as_the_process(

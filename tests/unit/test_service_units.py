@@ -17,7 +17,8 @@ from infiniswap.errors import ConflictError, NotPermittedError, UsageError
 from infiniswap.planning import history
 from infiniswap.planning.prediction import Measured
 from infiniswap.rights import DONOR_USER, device_capabilities
-from infiniswap.system import service_units, systemd
+from infiniswap.system import programs, service_units, systemd
+from infiniswap.system.programs import Done
 from infiniswap.system.service_units import DAEMON_UNIT, DEVICE_UNIT, UNIT_DIR, UNITS
 
 COMMAND = ("/opt/isw/bin/infiniswap",)
@@ -490,6 +491,27 @@ def test_the_list_of_units_is_understood() -> None:
         "infiniswap-device@a.service": "failed",
         "infiniswap-device@b.service": "inactive",
     }
+
+
+@pytest.mark.parametrize("said", ["stopping", "running", "degraded", "offline"])
+def test_a_shutdown_of_the_host_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setattr(systemd, "finish", lambda _argv: Done(1, f"{said}\n", ""))
+    assert not systemd.is_stopping(tmp_path)  # no systemd
+    (tmp_path / "run" / "systemd" / "system").mkdir(parents=True)
+    assert systemd.is_stopping(tmp_path) == (said == "stopping")
+
+
+def test_a_systemd_that_cannot_be_asked_is_not_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish(_argv: list[str]) -> Done:
+        raise programs.missing("systemctl")
+
+    monkeypatch.setattr(systemd, "finish", finish)
+    (tmp_path / "run" / "systemd" / "system").mkdir(parents=True)
+    assert not systemd.is_stopping(tmp_path)
 
 
 def test_this_very_installation_is_what_the_units_run() -> None:

@@ -23,8 +23,8 @@ from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.device.succession.holder import Holder, TakeOver
 from infiniswap.device.succession.patience import patiently
 from infiniswap.errors import InfiniswapError
+from infiniswap.system import systemd
 from infiniswap.system.process import leave_no_core
-from infiniswap.system.signals import stop_signals
 from infiniswap.system.surroundings.limits import raise_limits
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 _NOT_STOPPED = events.about(events.NOT_STOPPED)
 _THREAD_STACK_BYTES = 256 * 1024
 _STOP_PAUSE_S = 1.0
-SERVICE_MANAGER = 1
-"""Pid of the first process."""
 
 
 @contextlib.asynccontextmanager
@@ -41,20 +39,19 @@ async def _signals(service: DeviceService) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     stops: set[asyncio.Task[None]] = set()
     reloads: set[asyncio.Task[None]] = set()
-    # A service manager asks once, hears no refusal, and kills what is left after 90 s: a device
-    # started by hand is in a scope of systemd's that ends at a logout or when the host goes down.
-    insists = False
 
     async def stop(name: str) -> None:
         log.info("%s: stopping", name)
-        told = ""
-        while not service.stopped.is_set():
+        told: type[InfiniswapError] | None = None  # the figures in its text change
+        while True:
             try:
                 await service.stop(remove=not contents.keeps_record(service.spec))
             except InfiniswapError as error:
-                if told != (told := str(error)):
+                if told is not (told := type(error)):
                     log.error("not stopped: %s", error, extra=_NOT_STOPPED)
-            if not insists:
+            # systemd asks a device that was started by hand once, hears no refusal, and waits 90 s.
+            # Who sent the signal does not say that: the holder passes it on, too.
+            if service.stopped.is_set() or not await asyncio.to_thread(systemd.is_stopping):
                 return
             await asyncio.sleep(_STOP_PAUSE_S)
 
@@ -69,21 +66,21 @@ async def _signals(service: DeviceService) -> AsyncIterator[None]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    def on_stop(number: signal.Signals, sender: int) -> None:
-        nonlocal insists
-        insists = insists or sender == SERVICE_MANAGER
+    def on_stop(number: signal.Signals) -> None:
         if service.interrupt_start():
             log.info("%s: the start is undone", number.name)
         elif not stops:  # otherwise the stop under way serves this signal, too
             begin(stop(number.name), number.name, stops)
 
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_stop, number)
     # A terminal that closes is no reason to take swap space away.
     loop.add_signal_handler(signal.SIGHUP, lambda: begin(reload(), "reload", reloads))
     try:
-        async with stop_signals(on_stop):
-            yield
+        yield
     finally:
-        loop.remove_signal_handler(signal.SIGHUP)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
 
 
 async def serve(

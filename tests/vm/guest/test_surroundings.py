@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,8 @@ CONTAINER = (
     'exit $code\' sh "$@"'
 )
 """Process 1 of name spaces of its own, whose top cgroup is the one that it begins in."""
+SCOPE_S = 90.0
+"""How long systemd waits for a scope."""
 HOG = "memory = bytearray(400 << 20); print('not killed')"
 
 
@@ -223,3 +226,39 @@ def test_a_session_of_systemds_is_left_for_a_scope(frontend: str) -> None:
     assert seen["own"] == "0::/user.slice/user-0.slice/session-9.scope"
     assert seen["limit"] == str(128 << 20)
     assert seen["left"] == "0::/system.slice/isw-probe.scope"
+
+
+@pytest.mark.full
+@pytest.mark.requires_tool("busctl", "dbus-daemon", "systemd-run", "unshare")
+def test_a_shutdown_waits_for_programs_not_for_the_device(
+    frontend: str, standby: Cluster, pagecheck: Path
+) -> None:
+    """systemd asks a device that was started by hand once, while its pages do not fit back."""
+    name, here = standby.name(), Path(__file__).parent
+    device, said, refused = Device(standby, name), standby.root / "said", ""
+    boot = [sys.executable, str(here / "systemd_boot.py"), "--poweroff"]
+    boot += [sys.executable, str(here / "poweroff_probe.py"), name, str(pagecheck), "48", "1", "0"]
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [*boot, "--", *start_command(standby, frontend, name)],
+            env=standby.env,
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            until(lambda: process.poll() is not None or "SERVES" in said.read_text(), "the job")
+            while process.poll() is None:
+                refused = device.log or refused  # gone with the device
+                time.sleep(0.1)
+            end_s = time.monotonic()
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait(60)
+    assert process.returncode == 0, said.read_text()
+    assert "does not fit back into memory" in refused
+    assert refused.count("not stopped") == 1
+    begin_s = float(said.read_text().partition("SERVES ")[2].split()[0])
+    print(f"the shutdown took {end_s - begin_s:.1f} s")
+    assert end_s - begin_s < SCOPE_S, said.read_text()
+    assert swap.active_areas() == ()
