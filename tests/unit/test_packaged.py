@@ -30,7 +30,7 @@ def test_lent_slabs_keep_the_package(tmp_path: Path) -> None:
     made(slabs / "slab.3.free")
     packaged.leave(tmp_path)
     made(slabs / "slab.4.mapped.1.0.7.99")
-    with pytest.raises(ConflictError, match="lends 1 slabs") as caught:
+    with pytest.raises(ConflictError, match="lends 1 slab,") as caught:
         packaged.leave(tmp_path)
     assert "infiniswap donor drain" in caught.value.mend
 
