@@ -44,4 +44,4 @@ def test_the_quicker_source_is_told(changes: dict[str, Any], text: str) -> None:
 
 
 def test_each_donor_tells_how_soon_it_answers() -> None:
-    assert row("donor") == "10.0.0.2:9 moon: mapped, 1 slabs, a page in 331 µs"
+    assert row("donor") == "10.0.0.2:9 moon: mapped, 1 slab, a page in 331 µs"
