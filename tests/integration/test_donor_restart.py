@@ -176,10 +176,10 @@ def test_a_donor_serves_pages_at_each_address_of_its_name(
     cluster: Cluster, tmp_path: Path, secret_file: Path
 ) -> None:
     hosts = tmp_path / "hosts"
-    hosts.write_text("127.0.0.2 donor.test\n127.0.0.3 donor.test\n127.0.0.2 donor.test\n")
+    hosts.write_text("127.0.0.2 localhost\n127.0.0.3 localhost\n127.0.0.2 localhost\n")
     donor = cluster.donor(
         *("--secret-file", str(secret_file)),
-        host="donor.test",
+        host="localhost",
         port=free_port(),
         prefix=with_hosts(hosts),
     )
