@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from infiniswap.secret import check_listen_secret
 from infiniswap.units import CONTROL_PORT, MIB, format_size_short, parse_host_port
 
 _AFTER_S_MAX = 86_400
-_GRACE = math.inf
-"""Stands for daemon.lease_grace_s."""
+_GRACE = "grace"
+"""The value of --after that stands for daemon.lease_grace_s."""
 _LOOK_S = 0.1
 _MEMORY_BYTES = 256 * MIB
 """What a daemon maps beside its slabs; half of it has been seen."""
@@ -203,8 +202,18 @@ def release(args: argparse.Namespace) -> int:
     return 0
 
 
-def _after(text: str) -> float:
-    return _GRACE if text == "grace" else float(text)
+def _after(text: str) -> float | str:
+    """Parses the value of --after: seconds, or the word.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither.
+    """
+    if text == _GRACE:
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def _wait(config: configuration.Config, after_s: float, args: argparse.Namespace) -> None:
