@@ -105,11 +105,14 @@ def test_a_backup_that_needs_a_right_which_a_device_lacks_is_refused(fewer: Clus
         assert done.returncode, check
         assert f"user {UID} owns" in " ".join((done.stdout + done.stderr).split()), check
     start = ("device", "start", fewer.name(), "--donors", fewer.addresses, "--size", "64M")
-    for directory in (fewer.backup_dir, fewer.backup_dir / "more"):
+    for directory, why in (
+        (fewer.backup_dir, f"belongs to another user ({UID})"),
+        (fewer.backup_dir / "more", "not all of root's rights"),
+    ):
         changes = {"INFINISWAP_DEVICE_BACKUP_DIR": str(directory)}
         done = fewer.cli(*start, "--frontend", "fuse", **changes)
         assert done.returncode == NotPermittedError.exit_code
-        assert "not all of root's rights" in done.stderr
+        assert why in done.stderr
     elsewhere = {"INFINISWAP_DEVICE_BACKUP_DIR": str(fewer.root / "elsewhere")}
     backup = str(fewer.backup_dir / "file")
     done = fewer.cli(*start, "--frontend", "fuse", "--backup", backup, **elsewhere)
