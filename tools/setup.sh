@@ -55,6 +55,7 @@ have qemu-io || want qemu-utils
 have fio || want fio
 have ip && have tc || want iproute2
 have mkfs.ext4 || want e2fsprogs
+have mkfs.btrfs || want btrfs-progs
 have modprobe || want kmod
 have losetup || want mount
 have clang-format || want clang-format
