@@ -56,6 +56,7 @@ have fio || want fio
 have ip && have tc || want iproute2
 have mkfs.ext4 || want e2fsprogs
 have mkfs.btrfs || want btrfs-progs
+have dmsetup || want dmsetup
 have modprobe || want kmod
 have losetup || want mount
 have clang-format || want clang-format
