@@ -36,7 +36,7 @@ from infiniswap.system.process import (
     pidfd_open,
     pidfd_signal,
 )
-from infiniswap.units import PAGE_BYTES
+from infiniswap.units import PAGE_BYTES, counted
 
 RUN_PREFIX = "infiniswap-run-"
 SWAPPINESS = 100
@@ -149,7 +149,7 @@ class MemoryCgroup:
     def _wait(self, pids: tuple[int, ...], end_s: float, timeout_s: float) -> None:
         if time.monotonic() >= end_s:
             raise DeadlineError(
-                f"{len(pids)} processes did not end within {timeout_s:g} s of SIGKILL: "
+                f"{counted(len(pids), 'process')} did not end within {timeout_s:g} s of SIGKILL: "
                 + ", ".join(str(pid) for pid in pids[:10]),
                 where=str(self.path),
                 mend="They wait in the kernel, most likely for a page of a swap area that "
@@ -221,7 +221,7 @@ class MemoryCgroup:
                 pids = self.pids()
                 if pids:
                     raise ConflictError(
-                        f"there are still {len(pids)} processes in it", where=str(self.path)
+                        f"it still has {counted(len(pids), 'process')}", where=str(self.path)
                     )
                 raise DeadlineError(
                     f"it could not be removed within {timeout_s:g} s", where=str(self.path)

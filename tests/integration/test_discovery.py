@@ -161,7 +161,7 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     report = findings(cluster, INFINISWAP_CLUSTER_PEERS="127.0.0.1:2")
     for words in (
         "degraded: 127.0.0.1:2: ",
-        f"ok: broker {broker.address}: 1 donors are announced",
+        f"ok: broker {broker.address}: 1 donor announced",
         f"ok: {small.address}",
         "an announcement of schema 3; this release reads schema 2",
         "9000 bytes; an announcement has 4096 most",
@@ -211,7 +211,7 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     second.end(signal.SIGINT)
     until(lambda: not slabs(device), "a donor that has withdrawn itself")
     data.write()
-    assert "0 donors are announced" in findings(cluster)
+    assert "0 donors announced" in findings(cluster)
     # The process that listens is killed: what it told stays known, and another one is started. It
     # finds a broker that takes connections and says nothing.
     third = cluster.donor()
@@ -298,7 +298,7 @@ def test_credentials_and_certificates_are_checked_and_explained(
             assert "degraded: " in report
         password.write_text("right")
         until(lambda: "announced as" in donor.log, "a donor that is announced")
-        assert "1 donors are announced" in findings(cluster)
+        assert "1 donor announced" in findings(cluster)
     finally:
         broker.kill()
 
@@ -358,7 +358,7 @@ def test_doctor_leaves_nothing_on_a_broker(announced: Cluster, broker: Broker) -
     until(lambda: "announced as" in donor.log, "a donor that is announced")
     for _ in range(2):
         report = findings(announced)
-        assert f"ok: broker {broker.address}: 1 donors are announced" in report
+        assert f"ok: broker {broker.address}: 1 donor announced" in report
         assert "the daemon of this host can announce itself there" in report
         assert "keeps no retained" not in report
     assert "withdrawal" not in donor.log

@@ -460,6 +460,7 @@ def devices(monkeypatch: pytest.MonkeyPatch, **row: object) -> Finding:
         ("the kernel's connections are not complete: it refuses", "dmesg | grep nbd"),
         ("3 slabs have neither a donor nor a backup: writes to them wait", "more donors"),
         ("7 pages are lost with donors that are gone, as there is no backup", "device remove d1"),
+        ("1 page is lost to donor a, as there is no backup", "device remove d1"),
         ("page 3 came back from the backup with other bytes", "dmesg"),
         ("something new", "infiniswap device show d1"),
     ],

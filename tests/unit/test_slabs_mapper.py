@@ -133,8 +133,9 @@ async def test_the_half_minute_begins_again_with_each_use() -> None:
 @in_virtual_time
 async def test_lost_pages_are_added_up_in_one_alarm() -> None:
     w = SlabWorld(has_backup=False)
-    w.mapper.pages_lost(3, "with donors that are gone")
-    w.mapper.pages_lost(4, "to donor x")
+    w.mapper.pages_lost(1, "with donors that are gone")
+    assert w.mapper.alarms["lost-pages"].startswith("1 page is lost with donors")
+    w.mapper.pages_lost(6, "to donor x")
     assert w.mapper.counts.lost_pages == 7
     assert w.mapper.alarms["lost-pages"] == "7 pages are lost to donor x, as there is no backup"
     w.engine.close()

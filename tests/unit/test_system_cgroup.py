@@ -89,7 +89,7 @@ def test_processes_of_the_whole_tree_are_counted(tmp_path: Path) -> None:
 def test_what_survives_sigkill_is_reported(tmp_path: Path) -> None:
     (tmp_path / "cgroup.procs").write_text("5\n")
     (tmp_path / "cgroup.kill").write_text("")
-    with pytest.raises(DeadlineError, match=r"1 processes .*: 5"):
+    with pytest.raises(DeadlineError, match=r"1 process did .*: 5"):
         cgroup.MemoryCgroup(tmp_path, 2).kill(timeout_s=0.05)
     assert (tmp_path / "cgroup.kill").read_text() == "1"
 

@@ -17,7 +17,7 @@ from infiniswap.documents import page
 from infiniswap.donor.identity import make_identity
 from infiniswap.errors import InfiniswapError
 from infiniswap.keys import announcement_keys
-from infiniswap.units import format_size
+from infiniswap.units import counted, format_size
 
 _NAME: Final = "discovery"
 _SHOWN_MAX: Final = 64
@@ -43,7 +43,7 @@ def announced(config: Config, found: Found) -> Iterator[Finding]:
         what = f"{failure.where or place}: {failure.what}"
         yield degraded(_NAME, what, failure.mend or "see the broker's log")
     else:
-        yield good(_NAME, f"{place}: {len(found.announced)} donors are announced")
+        yield good(_NAME, f"{place}: {counted(len(found.announced), 'donor')} announced")
     for donor in found.announced[:_SHOWN_MAX]:
         yield good(
             _NAME,

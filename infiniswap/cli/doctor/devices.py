@@ -37,7 +37,10 @@ _ALARMS: Final = (
         "infiniswap status (test that host's memory, and the network to it; use a backup)",
     ),
     ("neither a donor nor a backup", "infiniswap status (start more donors, or raise their pool)"),
-    ("pages are lost ", "end the programs that use it, then: infiniswap device remove {name}"),
+    (
+        ", as there is no backup",
+        "end the programs that use it, then: infiniswap device remove {name}",
+    ),
     ("front end has ended", "infiniswap device restart {name}"),
     ("was detached by somebody else", "infiniswap device restart {name}"),
     (

@@ -23,6 +23,7 @@ from infiniswap.errors import InfiniswapError, UnavailableError
 from infiniswap.system import swap
 from infiniswap.system.job_cgroup import find_job_cgroups
 from infiniswap.system.swap import SwapArea
+from infiniswap.units import counted
 
 _SWAPOFF_S_MAX = 60.0
 
@@ -73,7 +74,8 @@ def _cgroups() -> Iterator[Leftover]:
         if pids:
             listed = " ".join(str(pid) for pid in pids[:20])
             yield Leftover(
-                f"{cgroup.path}: {len(pids)} processes of a job whose `infiniswap run` has ended",
+                f"{cgroup.path}: {counted(len(pids), 'process')} of a job whose `infiniswap run` "
+                "has ended",
                 f"kill {listed}; rmdir {cgroup.path}",
             )
         else:

@@ -32,6 +32,7 @@ from infiniswap.policy.activity import ActivityTracker
 from infiniswap.policy.ahead import MapAhead
 from infiniswap.policy.refill import Refill
 from infiniswap.ticks import tick_pause_s
+from infiniswap.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -154,9 +155,11 @@ class SlabMapper:
     def pages_lost(self, pages: int, why: str) -> None:
         """So many pages had no other copy. Reading one is an error from now on, never zeros."""
         self.counts.lost_pages += pages
+        lost = self.counts.lost_pages
         self.alarms.sound(
             "lost-pages",
-            f"{self.counts.lost_pages} pages are lost {why}, as there is no backup",
+            f"{counted(lost, 'page')} {'is' if lost == 1 else 'are'} lost {why}"
+            ", as there is no backup",
             events.PAGES_LOST,
         )
 
