@@ -84,6 +84,12 @@ def test_java_fails_with_a_quarter_of_its_limit(host: Host) -> None:
     assert "JAVA_TOOL_OPTIONS=-Xmx" in summaries.describe(host.ended(1))[-1]
 
 
+def test_net_is_told_of_its_own_variable(host: Host) -> None:
+    host.become("/usr/lib/dotnet/dotnet", "x.dll")
+    host.use(240)
+    assert "DOTNET_GCHeapHardLimit=0x" in summaries.describe(host.ended(134))[-1]
+
+
 @pytest.mark.parametrize(
     ("words", "environ"),
     [(("--max-old-space-size=900", "x.js"), ""), ((), "A=b\0NODE_OPTIONS=--max_old_space_size=9")],
@@ -116,6 +122,11 @@ def test_a_heap_that_was_not_full_is_not_blamed(
         (("/usr/bin/sort", "--buffer-size=1G"), "", {"sort --buffer-size"}),
         (("/usr/bin/sort", "x"), "LESS=-S\0", set()),
         (("/usr/bin/java", "-jar", "x.jar"), "JAVA_TOOL_OPTIONS=-ea -Xmx4g\0", {"java -Xmx"}),
+        (
+            ("/usr/bin/dotnet", "x"),
+            "DOTNET_GCHeapHardLimit=0x1000\0",
+            {"dotnet DOTNET_GCHeapHardLimit"},
+        ),
         (("/usr/bin/python3", "-S"), "", set()),
     ],
 )
