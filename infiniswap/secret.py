@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap import keys
+from infiniswap.directories import make_directory
 from infiniswap.errors import ConfigError, ConflictError, from_oserror
 from infiniswap.keys import Keys
 from infiniswap.rights import DONOR_USER, refused_reading, user_number
@@ -140,7 +141,7 @@ def write_new(path: Path, content: bytes, mode: int = 0o600) -> None:
         OSError: it cannot be written.
     """
     try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_directory(path.parent, 0o755)
     except FileExistsError as error:
         raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path.parent)) from error
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")

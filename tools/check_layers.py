@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that imports and includes point one way, and a few other rules of the house.
 
-Python: rights → errors → units, fields, keys, own_code, code_versions → secret, peers → config →
-policy, control, engine → system → discovery → watch → ui → donor, device → demo, invitation,
-simulation, planning → cli; each may import what stands before it, and itself.
+Python: rights → errors, directories → units, fields, keys, own_code, code_versions → secret, peers
+→ config → policy, control, engine → system → discovery → watch → ui → donor, device → demo,
+invitation, simulation, planning → cli; each may import what stands before it, and itself.
 `policy/`, `simulation/` and the message code are pure: no clock, no I/O, no randomness of their
 own. `testing/` is shipped for tests and imported by nothing else. Programs are started in one place
 (SPAWNERS), which gives them nothing that another user may have prepared.
@@ -29,6 +29,7 @@ from pathlib import Path
 PYTHON_RANKS = {
     "rights": -1,
     "errors": 0,
+    "directories": 0,
     "units": 1,
     "ticks": 1,
     "fields": 1,

@@ -16,6 +16,7 @@ from infiniswap import config as configuration
 from infiniswap.cli.common import certificates
 from infiniswap.code_versions import packaged_in
 from infiniswap.control.host_name import host_name
+from infiniswap.directories import make_directory
 from infiniswap.errors import (
     ConfigError,
     ConflictError,
@@ -330,7 +331,8 @@ def _write(path: Path, text: str, *, replace: bool) -> None:
         if not replace:
             write_new(path, text.encode(), 0o644)
             return
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make_directory(path.parent, 0o755)
+        temporary.touch(0o644)  # never writable by others
         temporary.write_text(text, encoding="utf-8")
         temporary.chmod(0o644)
         temporary.replace(path)

@@ -28,6 +28,7 @@ from typing import Final
 from infiniswap.control import pem
 from infiniswap.control.host_name import host_name
 from infiniswap.control.tls import ServerTls, server_tls
+from infiniswap.directories import make_directory
 from infiniswap.errors import ConfigError, from_oserror
 from infiniswap.secret import read_tls_key, write_new
 
@@ -130,7 +131,7 @@ def keep_certificate(directory: Path, shower: Shower) -> None:
     _remove_early(path, shower)
     try:
         if not os.path.lexists(path):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(directory, 0o700)
             _keep(path, new_certificate(shower))
     except OSError as error:
         what = f"cannot keep the certificate of the {shower.port}"

@@ -124,6 +124,7 @@ def _write_ready(path: Path, ports: Ports) -> None:
     )
     try:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.touch(0o644)  # whatever the umask is
         temporary.write_text(text + "\n", encoding="ascii")
         temporary.replace(path)
     except OSError as error:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from infiniswap import events
+from infiniswap.directories import make_directory
 from infiniswap.donor.evict import Evictor
 from infiniswap.errors import InfiniswapError, SystemCallError, from_oserror
 from infiniswap.system.files import sync_directory
@@ -117,7 +118,7 @@ class Drain:
             return
         try:
             if active:
-                self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                make_directory(self._path.parent, 0o755)
                 self._path.touch(0o644)
             else:
                 self._path.unlink(missing_ok=True)

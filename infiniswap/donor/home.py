@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infiniswap import rights
+from infiniswap.directories import make_directory
 from infiniswap.donor.records import FORMAT, FORMAT_OF_PROTOCOL_1, DonorRecord, FileRecords
 from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, from_oserror
 from infiniswap.system import mounts
@@ -263,7 +264,8 @@ def make_run_dir(run_dir: Path, user: str = "") -> None:
             place of a home or a socket.
     """
     try:
-        run_dir.mkdir(parents=True)
+        make_directory(run_dir.parent, 0o755)
+        run_dir.mkdir(mode=0o755)
     except FileExistsError:
         status = check_run_dir(run_dir, user)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:

@@ -24,6 +24,7 @@ from infiniswap import config as configuration
 from infiniswap import keys
 from infiniswap.config_text import toml_value
 from infiniswap.control.pki import made_of
+from infiniswap.directories import make_directory
 from infiniswap.errors import (
     ConfigError,
     ConflictError,
@@ -237,9 +238,7 @@ def check_writable(path: Path, mend: str = "") -> None:
     """
     probe = path.with_name(f"{_STAGED}probe")
     try:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.parent.chmod(0o755)  # whatever the umask is: a daemon of another user reads here
+        make_directory(path.parent, 0o755)  # a daemon of another user reads here
         with _locked(path.parent):
             _clear(path.parent)
             _write(probe, bytes(_PROBE_BYTES), _OWN)

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from infiniswap.directories import make_directory
 from infiniswap.errors import from_oserror
 from infiniswap.planning.prediction import Measured
 from infiniswap.system.files import try_read_text
@@ -44,7 +45,8 @@ def write(path: Path, all_of_it: Sequence[Measured]) -> None:
     """Replaces the file; raises as `add` does."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path.parent, 0o700)
+        temporary.touch(0o644)  # whatever the umask is
         temporary.write_bytes(msgspec.json.encode(list(all_of_it)))
         temporary.rename(path)
     except OSError as error:

@@ -12,6 +12,7 @@ import stat
 import time
 from pathlib import Path
 
+from infiniswap.directories import make_directory
 from infiniswap.errors import NotPermittedError, SystemCallError, from_oserror
 
 PROC = Path("/proc")
@@ -173,24 +174,6 @@ def unescape(text: str) -> str:
 def parse_key_values(text: str) -> dict[str, int]:
     """Lines of `name number` (memory.stat, memory.events, ...); other lines are left out."""
     return {name: int(number) for name, number in _KEY_VALUE.findall(text)}
-
-
-def make_directory(path: Path, mode: int) -> None:
-    """Makes a directory, and those that lead there (mode 0755), with these rights whatever the
-    umask is. One that is there already stays as it is.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    if not path.parent.is_dir():
-        make_directory(path.parent, 0o755)
-    try:
-        path.mkdir(mode=mode)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-        return
-    path.chmod(mode)
 
 
 def why_not_own(status: os.stat_result) -> str:

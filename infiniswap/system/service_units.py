@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from infiniswap import rights
+from infiniswap.directories import make_directory
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError, from_oserror
 from infiniswap.rights import DONOR_USER, device_capabilities
 from infiniswap.system.bounded import within
-from infiniswap.system.files import PROC, make_directory, try_read_text
+from infiniswap.system.files import PROC, try_read_text
 from infiniswap.system.job_cgroup import systemd_makes_them
 from infiniswap.system.memory import memory_hierarchy
 

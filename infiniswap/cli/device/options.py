@@ -28,9 +28,9 @@ from infiniswap.device.spec.spec import (
     with_own_values,
     with_secret_file,
 )
+from infiniswap.directories import make_directory
 from infiniswap.discovery.static import only_these
 from infiniswap.errors import ConflictError, NotPermittedError, UsageError
-from infiniswap.system.files import make_directory
 from infiniswap.system.service_units import as_device
 from infiniswap.units import format_size, parse_host_ports
 

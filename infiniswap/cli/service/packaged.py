@@ -25,10 +25,10 @@ from infiniswap.cli.service import left_in_place, uninstall_configuration
 from infiniswap.code_versions import CodeProcess
 from infiniswap.device.cleanup.leftovers import owners_of_areas
 from infiniswap.device.spec.rundir import LINK_DIR, running_names
+from infiniswap.directories import make_directory
 from infiniswap.donor import copies, home
 from infiniswap.errors import ConflictError, InfiniswapError, UsageError, from_oserror
 from infiniswap.system import service_units, swap, systemd
-from infiniswap.system.files import make_directory
 from infiniswap.system.programs import run_command
 from infiniswap.system.service_units import DAEMON_UNIT
 from infiniswap.units import counted
