@@ -16,10 +16,11 @@ from infiniswap.cli.config.paths import check_directory
 from infiniswap.cli.doctor import devices
 from infiniswap.cli.main import main
 from infiniswap.config import Config
+from infiniswap.device.frontends import in_use
 from infiniswap.device.spec import contents, rundir
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import encode_spec
-from infiniswap.errors import ConfigError, InfiniswapError, NotPermittedError
+from infiniswap.errors import ConfigError, ConflictError, InfiniswapError, NotPermittedError
 from infiniswap.system.files import is_held, overwrite
 
 NOBODY = 65_534
@@ -239,3 +240,14 @@ def test_doctor_names_records_that_are_not_believed(world: World) -> None:
     world.run_dir.chmod(0o777)
     (found,) = devices.records(world.config)
     assert f"{world.run_dir}: the directory can be changed by other users" in found.what
+
+
+@pytest.mark.requires_root
+def test_remove_names_a_stopped_device_whose_backup_lies_there(
+    world: World, tmp_path: Path
+) -> None:
+    lower = tmp_path / "lower"
+    os.mknod(lower, stat.S_IFBLK | 0o600, os.stat(world.victim).st_dev)
+    world.paths("upper").kept.write_bytes(world.record("upper"))
+    with pytest.raises(ConflictError, match=r"backup of device upper.*device remove upper"):
+        in_use.check_unused(lower, device_spec(world.config, name="lower"), removes=True)

@@ -19,10 +19,10 @@ from infiniswap.device.frontends.base import KernelDevice
 from infiniswap.device.frontends.choice import Choice
 from infiniswap.device.spec.rundir import LINK_DIR, DevicePaths, remove_link
 from infiniswap.device.spec.spec import DeviceSpec
+from infiniswap.directories import make_directory
 from infiniswap.engine.protocol import Engine
 from infiniswap.errors import MemoryLimitError, SystemCallError
 from infiniswap.system import swap
-from infiniswap.system.files import make_directory
 
 _SWAPOFF_S_MAX = 3600.0
 
@@ -167,15 +167,18 @@ class Attachment:
         self.swap_active = False
         self.priority = None
 
-    def check_unused(self) -> None:
+    def check_unused(self, *, removes: bool) -> None:
         """Refuses to detach a device that somebody has mounted, has open, or uses as swap.
+
+        Args:
+            removes: its contents are not kept.
 
         Raises:
             ConflictError: who uses it.
         """
         path = self._device()
         if path is not None:
-            in_use.check_unused(path, self.spec.name, self.spec.config.device.run_dir)
+            in_use.check_unused(path, self.spec, removes=removes)
 
     def withdraw_link(self) -> None:
         """Removes the link of the device's name."""

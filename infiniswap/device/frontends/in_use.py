@@ -13,6 +13,7 @@ from pathlib import Path
 
 from infiniswap.control.text import clean_text
 from infiniswap.device.spec import rundir
+from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.errors import ConflictError, InfiniswapError
 from infiniswap.system import block, loop, mounts, storage, swap
 from infiniswap.system.files import SYS, try_read_text
@@ -21,24 +22,24 @@ _BRIEF_USE_S = 2.0
 _PROCESSES_NAMED_MAX = 5
 
 
-def check_unused(path: Path, name: str, run_dir: Path) -> None:
+def check_unused(path: Path, spec: DeviceSpec, *, removes: bool) -> None:
     """Looks who uses a device that serves. The kernel would not refuse to detach it: it detaches a
     loop device later, when the last user is gone.
 
     Args:
         path: its block device.
-        name: of the infiniswap device.
-        run_dir: where other devices are.
+        spec: of the infiniswap device.
+        removes: its contents are not kept, so backups of stopped devices count, too.
 
     Raises:
         ConflictError: who uses it.
     """
-    device, where = path.stat().st_rdev, f"device {name}"
-    if others := _backups_on(block.number_text(device), name, run_dir):
+    device, where = path.stat().st_rdev, f"device {spec.name}"
+    for other, verb in _backups_on(block.number_text(device), spec, removes):
         raise ConflictError(
-            f"the backup of device {others[0]} lies on it",
+            f"the backup of device {other} lies on it",
             where=where,
-            mend=f"Stop that device first: infiniswap device stop {others[0]}.",
+            mend=f"{verb.capitalize()} that device first: infiniswap device {verb} {other}.",
         )
     for what, mend in _kernel_users(device):
         raise ConflictError(what, where=where, mend=mend)
@@ -61,17 +62,18 @@ def check_unused(path: Path, name: str, run_dir: Path) -> None:
         ) from error
 
 
-def _backups_on(number: str, name: str, run_dir: Path) -> list[str]:
-    """Names of the other running devices whose backup lies on a block device."""
-    found = []
-    for other in rundir.running_names(run_dir):
-        if other == name:
+def _backups_on(number: str, own: DeviceSpec, removes: bool) -> Iterator[tuple[str, str]]:
+    """Names of the other devices whose backup lies on a block device, and what ends that."""
+    run_dir, store = own.config.device.run_dir, own.config.device.backup_dir
+    running = [(name, "stop", rundir.read_record) for name in rundir.running_names(run_dir)]
+    stopped = [(name, "remove", rundir.read_kept) for name in rundir.stopped_names(run_dir, store)]
+    for name, verb, read in running + (stopped if removes else []):
+        if name == own.name:
             continue
         with contextlib.suppress(InfiniswapError):  # then what has it open is named
-            spec = rundir.read_record(rundir.DevicePaths(other, run_dir / other, run_dir))
+            spec = read(rundir.DevicePaths(name, run_dir / name, store))
             if spec is not None and spec.backup and storage.lies_on(Path(spec.backup), number):
-                found.append(other)
-    return found
+                yield name, verb
 
 
 def _kernel_users(device: int) -> Iterator[tuple[str, str]]:

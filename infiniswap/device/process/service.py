@@ -326,7 +326,9 @@ class DeviceService:
         parts, attachment = self._parts, self._parts.attachment
         assert attachment is not None
         await parts.blocking(attachment.detach_swap)
-        await parts.blocking(attachment.check_unused)
+        # A `run`'s device always ends: nothing of a stopped device may keep it.
+        removes = remove and not self.spec.ephemeral
+        await parts.blocking(lambda: attachment.check_unused(removes=removes))
         if not remove and contents.keeps_contents(self.spec):
             # While it can still be refused: a backup that fails is no place to stop at.
             await parts.blocking(lambda: parts.engine.settle(contents.SETTLE_MS_MAX))
