@@ -2,7 +2,8 @@
 """The end of the inviting host: a port that serves one invitation, and closes.
 
 Everything that a stranger can make it hold is bounded: connections, in all and of one host; the
-time for a handshake and a request; the size of a request.
+time for a handshake and a request; the size of a request. A connection that has not shown the
+password gives way to others.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import functools
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from infiniswap.control.listening import open_sockets
 from infiniswap.control.peer import peer_of, unmapped
+from infiniswap.control.places import ConnectionPlaces
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import (
     ConflictError,
@@ -46,8 +48,7 @@ class InvitationLimits:
     """Bounds.
 
     Attributes:
-        connections_max: at once.
-        connections_per_host_max: of one host, as infiniswap.control.peer counts.
+        connections_max, connections_per_host_max: see infiniswap.control.places.
         request_s: for the handshake and the request.
         confirm_s: for the guest to write its files.
     """
@@ -142,8 +143,10 @@ class InvitingPort:
         self._take_up = take_up
         self._limits = limits or InvitationLimits()
         self._clock = clock
-        self._open: Counter[str] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._places: ConnectionPlaces[socket.socket] = ConnectionPlaces(
+            self._limits.connections_max, self._limits.connections_per_host_max
+        )
+        self._tasks: dict[socket.socket, asyncio.Task[None]] = {}
 
     async def serve(self, listeners: Sequence[socket.socket]) -> Guest:
         """Waits for the guest, and closes the listeners.
@@ -163,7 +166,7 @@ class InvitingPort:
             try:
                 return await self._wait(guest)
             finally:
-                running = {*accepting, *self._tasks}
+                running = {*accepting, *self._tasks.values()}
                 for task in running:
                     task.cancel()
                 await asyncio.wait(running)
@@ -199,29 +202,29 @@ class InvitingPort:
                 continue
             address = unmapped(where[0])
             host = peer_of(address)
-            if (
-                self._open.total() >= self._limits.connections_max
-                or self._open[host] >= self._limits.connections_per_host_max
-                or self._invitation.is_barred(host)
-            ):
+            is_in = False
+            lost: list[socket.socket] = []
+            if not self._invitation.is_barred(host):
+                is_in, lost = self._places.enter(host, sock, self._clock())
+            for loser in lost:
+                self._tasks[loser].cancel()
+            if not is_in:
                 sock.close()
                 continue
-            self._open[host] += 1
             task = asyncio.create_task(self._serve(sock, address, guest), name=f"guest {host}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[sock] = task
+            task.add_done_callback(functools.partial(self._ended, sock))
+
+    def _ended(self, sock: socket.socket, _task: asyncio.Task[None]) -> None:
+        # Also of one that was cancelled before it began.
+        sock.close()
+        self._places.leave(sock)
+        del self._tasks[sock]
 
     async def _serve(self, sock: socket.socket, address: str, guest: asyncio.Future[Guest]) -> None:
         """One connection. What goes wrong with it ends this connection only."""
-        host = peer_of(address)
-        try:
-            with contextlib.suppress(*_FAILURES):
-                await self._converse(sock, address, guest)
-        finally:
-            sock.close()
-            self._open[host] -= 1
-            if not self._open[host]:
-                del self._open[host]
+        with contextlib.suppress(*_FAILURES):
+            await self._converse(sock, address, guest)
 
     async def _converse(
         self, sock: socket.socket, address: str, guest: asyncio.Future[Guest]
@@ -242,7 +245,7 @@ class InvitingPort:
         try:
             async with asyncio.timeout(self._limits.request_s):
                 request = await receive(reader, m.InvitationRequest, m.REQUEST_BYTES_MAX)
-                answer = await self._answer(request, peer_of(address), own)
+                answer = await self._answer(request, sock, peer_of(address), own)
                 if answer.verdict != Verdict.GIVEN:
                     await send(writer, answer)
                     return
@@ -254,11 +257,14 @@ class InvitingPort:
                 raise
             finally:
                 guest.set_result(about)
+        except asyncio.CancelledError:  # its place is another's: it holds nothing any longer
+            transport.abort()
+            raise
         finally:
             await close(writer)
 
     async def _answer(
-        self, request: m.InvitationRequest, host: str, own: str
+        self, request: m.InvitationRequest, sock: socket.socket, host: str, own: str
     ) -> m.InvitationAnswer:
         def present(*, preview: bool) -> Verdict:
             now_s = self._clock()
@@ -271,6 +277,7 @@ class InvitingPort:
         verdict = present(preview=True)
         if verdict is not Verdict.PREVIEWED:
             return m.InvitationAnswer(verdict)
+        self._places.proved(sock, self._clock())
         try:
             offer = await asyncio.to_thread(self._offer, request, own)
         except InfiniswapError as error:

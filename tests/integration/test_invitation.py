@@ -16,6 +16,7 @@ import pytest
 from support.devices.cluster import WAIT_S
 from support.donors.hostile_donor import hostile_tls
 
+from infiniswap.control.peer import peer_of
 from infiniswap.control.tls import ServerTls, client_context
 from infiniswap.errors import (
     DeadlineError,
@@ -177,7 +178,7 @@ async def test_a_host_that_is_barred_while_its_offer_is_made_gets_nothing() -> N
             await send(connection.writer, REQUEST)
             assert await asyncio.to_thread(w.was_asked.wait, WAIT_S)
             for _ in range(WRONG_PER_HOST_MAX):
-                w.invitation.present(b"x", HOST, w.now_s, preview=False)
+                w.invitation.present(b"x", peer_of(HOST), w.now_s, preview=False)
             w.may_answer.set()
             answer = await receive(connection.reader, m.InvitationAnswer, m.ANSWER_BYTES_MAX)
         assert answer == m.InvitationAnswer("wrong")
@@ -315,14 +316,22 @@ async def closed(sock: socket.socket) -> bool:
     return True
 
 
-async def test_who_says_nothing_is_closed_and_holds_few_places() -> None:
+async def test_who_says_nothing_is_closed() -> None:
     async with world(QUICK) as w:
         silent = [raw(w.token) for _ in range(QUICK.connections_per_host_max)]
         try:
-            with pytest.raises(NoDonorError):
-                await ask(w.token)  # of the same host: no place is left
             for sock in silent:
                 assert await closed(sock)
+            assert (await join(w.token))[0] == OFFER
+        finally:
+            for sock in silent:
+                sock.close()
+
+
+async def test_who_says_nothing_gives_way_to_a_guest_of_the_same_host() -> None:
+    async with world() as w:
+        silent = [raw(w.token) for _ in range(port.InvitationLimits().connections_per_host_max)]
+        try:
             assert (await join(w.token))[0] == OFFER
         finally:
             for sock in silent:
