@@ -182,10 +182,12 @@ async def test_a_silent_browser_gives_its_place_up(monkeypatch: pytest.MonkeyPat
 async def test_browsers_that_have_not_signed_in_take_no_viewers_place() -> None:
     async with world() as w, browser() as http:
         origin = f"https://{w.address}"
-        for _ in range(VIEWERS_MAX):
-            await http.ws_connect(f"{origin}/ui/live", origin=origin)
+        unsigned = [
+            await http.ws_connect(f"{origin}/ui/live", origin=origin) for _ in range(VIEWERS_MAX)
+        ]
         async with live(http, w.address, link=await link_to(w)) as ws:
             await heard(ws, "look")
+        assert len(unsigned) == VIEWERS_MAX  # kept open until here
 
 
 async def test_only_so_many_watch_at_once() -> None:

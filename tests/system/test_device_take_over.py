@@ -337,7 +337,7 @@ def test_a_restart_under_load_is_only_a_pause(busy: tuple[Device, Job]) -> None:
 def test_a_successor_reads_nothing_that_lies_on_its_device(standing: Cluster) -> None:
     """A run directory is memory in /run, which can be swapped out, and to the device itself."""
     standing.run_dir.mkdir()
-    run("mount", "-t", "tmpfs", "none", standing.run_dir)
+    run("mount", "-t", "tmpfs", "-o", "mode=755", "none", standing.run_dir)
     try:
         device = swapping(standing)
         processes = device.processes()
