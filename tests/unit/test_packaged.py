@@ -16,7 +16,14 @@ from infiniswap.cli.main import main
 from infiniswap.cli.service import packaged
 from infiniswap.code_versions import MARKER, CodeProcess
 from infiniswap.errors import ConflictError, UsageError
+from infiniswap.system import swap
 from infiniswap.system.service_units import DAEMON_UNIT, PACKAGE_UNIT_DIR, UNIT_DIR
+
+
+@pytest.fixture(autouse=True)
+def no_areas_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The roots here are the tests' own; other tests may have swap areas at the same time."""
+    monkeypatch.setattr(swap, "active_areas", lambda: ())
 
 
 def made(path: Path) -> Path:
