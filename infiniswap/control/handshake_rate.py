@@ -11,7 +11,7 @@ from infiniswap.control.rate import Rate, RateLimit
 PER_HOST: Final = Rate(burst=64, per_s=20.0)
 """Of one peer. After a restart of a donor all devices of a host come back at the same time."""
 OF_STRANGERS: Final = Rate(burst=256, per_s=100.0)
-"""Of all peers together that have not proved themselves lately (infiniswap.control.places)."""
+"""Rate for all peers together that have not proved themselves (infiniswap.control.places)."""
 PEERS_MAX: Final = 1024
 
 

@@ -19,7 +19,7 @@ Connection = TypeVar("Connection", bound=Hashable)
 PROOF_S: Final = 2.0
 """How long a connection may take to prove itself."""
 KNOWN_S: Final = 3600.0
-"""For how long an address that proved itself is no stranger's."""
+"""An address counts as known for this long after it proved itself."""
 STRANGERS_PART: Final = 2
 """Strangers share the places divided by this number."""
 _KNOWN_MAX: Final = 1024

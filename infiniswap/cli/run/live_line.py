@@ -86,7 +86,7 @@ class LiveLine:
         self._next_s = time.monotonic() + _LIVE_S
         self._facts: tuple[str, ...] = ()
         self._size: os.terminal_size | None = None
-        """Of the terminal while the line is there."""
+        """Size of the terminal while the line is shown; None before and after."""
 
     def follow(self, terminal: JobTerminal | None) -> None:
         """Takes the terminal that the job has of its own; None: it has this process's."""

@@ -100,7 +100,7 @@ def own_files(place: LeftPlace) -> list[Path]:
 
 
 def _patterns(place: LeftPlace) -> Iterator[str]:
-    """Of the files, and of those that were being written under another name."""
+    """Yields the patterns of the files and of their half-written copies."""
     for pattern in place.own:
         head, slash, name = pattern.rpartition("/")
         yield from (pattern, f"{head}{slash}.{name}.*")

@@ -39,7 +39,7 @@ START_S_MAX = 120.0
 _BYTES_PER_STATE_BYTE = 128
 """24.4 bytes of state for a page, and some."""
 _MEMORY_BYTES = 256 * MIB
-"""Of a process, beside staging buffers and state: twice what one has been seen to map."""
+"""Allowance for one process beside staging buffers and state: twice what one was seen to map."""
 _READY_BYTES_MAX = 64 * 1024
 _INSIST_S = 2.0
 _ORPHAN_PAUSE_S = 0.5
