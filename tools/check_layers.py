@@ -11,7 +11,8 @@ own. `testing/` is shipped for tests and imported by nothing else. Programs are 
 
 C: util → wire, verbs, seal → transport, store → engine → frontend → api, and inside the engine
 state → backup, remote → ops; of the engine a front end sees only engine/request.h, and never a
-transport's header. The holder stands on util alone, the simulator (sim) on the engine, and nothing
+transport's header. The agent (far) stands on libc alone, and of it the front end includes
+far/ring.h. The holder stands on util alone, the simulator (sim) on the engine, and nothing
 on that. In the engine no two files call each other, however long the way round: what must be told
 to whom came before is a pointer that is set by whom it is told to.
 
@@ -91,6 +92,7 @@ C_RANKS = {"util": 0, "wire": 1, "transport": 2, "store": 2, "engine": 7, "front
 C_RANKS |= {"engine/request.h": 3, "engine/state": 4, "engine/backup": 5, "engine/remote": 5}
 C_RANKS |= {"engine/ops": 6}
 C_RANKS |= {"verbs": 1, "seal": 1}
+C_RANKS |= {"far": 0}  # the agent, on nothing; its ring is the front end's, too
 C_RANKS |= {"holder": 1}  # a program of its own, on util alone
 C_RANKS |= {"sim": 10}  # of the tests: nothing of the product includes it
 _C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)

@@ -25,6 +25,7 @@ _SOURCES = ("CMakeLists.txt", "pyproject.toml", "csrc", "tests/c", "tests/fuzz",
 _PROGRAMS = (
     "test_engine",
     "test_crash",
+    "test_far",
     "test_holder",
     "test_rdma",
     "test_seal",

@@ -16,6 +16,9 @@ static int check_config(const struct isw_engine_config *c, struct isw_error *err
 	if (!c->size_bytes || c->size_bytes % ISW_PAGE_BYTES)
 		return iswi_error(error, -EINVAL, "device size %llu is not a multiple of %u",
 				  (unsigned long long)c->size_bytes, ISW_PAGE_BYTES);
+	if (c->far_bytes % ISW_PAGE_BYTES || c->far_bytes >= c->size_bytes)
+		return iswi_error(error, -EINVAL,
+				  "far_bytes must be pages, and less than the size");
 	if (!c->slab_bytes || c->slab_bytes % ISW_PAGE_BYTES)
 		return iswi_error(error, -EINVAL, "slab size %llu is not a multiple of %u",
 				  (unsigned long long)c->slab_bytes, ISW_PAGE_BYTES);
@@ -69,7 +72,7 @@ int iswi_engine_make(const struct isw_engine_config *config, struct isw_engine *
 	e->state_lock_fd = -1;
 	pthread_mutex_init(&e->control, NULL);
 	iswi_backup_init(e->backup);
-	e->waiting.go_on = iswi_write_kick;
+	e->go_on = iswi_write_kick;
 	code = iswi_events_init(&e->events);
 	if (code) {
 		iswi_error(error, code, "cannot create an eventfd");

@@ -16,6 +16,15 @@
 enum iswi_req_op { ISWI_READ, ISWI_WRITE, ISWI_TRIM, ISWI_ZERO, ISWI_FLUSH };
 
 #define ISWI_REQ_FUA 0x1
+/*
+ * Of the front end far: in its range alone. It bounds itself, and has its own part of staging. A
+ * page that nothing has any more is -ENODATA, not -EIO.
+ */
+#define ISWI_REQ_FAR 0x2
+
+/* Of requests with that flag: the largest, and how many reads of them there are at once. */
+#define ISWI_FAR_REQUEST_BYTES_MAX (2u << 20)
+#define ISWI_FAR_READS_MAX         4u
 
 /*
  * One block request. The front end owns the memory, of which it has at most requests_max, made
@@ -26,8 +35,9 @@ struct iswi_req {
 	enum iswi_req_op op;
 	uint32_t flags;
 	uint64_t offset; /* bytes; a multiple of ISW_PAGE_BYTES, else -EINVAL */
-	uint64_t length; /* bytes; likewise. READ and WRITE: at most request_bytes_max */
-	void *data;      /* READ: aligned to ISW_PAGE_BYTES, filled; WRITE: any alignment */
+	/* Bytes; likewise. READ and WRITE: at most request_bytes_max (far: see below). */
+	uint64_t length;
+	void *data; /* READ: aligned to ISW_PAGE_BYTES, filled; WRITE: any alignment */
 	/*
 	 * Exactly once, on any thread (also inside submit), no engine lock held; error is 0 or a
 	 * negative errno. It must not wait: it runs on the threads that move pages. It may submit,
@@ -74,7 +84,9 @@ static inline bool iswi_plug_is_empty(const struct iswi_plug *plug)
 	return plug->first == NULL;
 }
 
+/* Of the block device; the far range follows it. */
 uint64_t iswi_engine_size_bytes(const isw_engine *engine);
+uint64_t iswi_engine_far_bytes(const isw_engine *engine);
 uint32_t iswi_engine_request_bytes_max(const isw_engine *engine);
 uint32_t iswi_engine_requests_max(const isw_engine *engine);
 /* For a front end of several connections, one of which has ended: ISW_EVENT_CONNECTION_LOST. */

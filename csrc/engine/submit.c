@@ -9,7 +9,12 @@
 
 uint64_t iswi_engine_size_bytes(const isw_engine *engine)
 {
-	return engine->config.size_bytes;
+	return engine->config.size_bytes - engine->config.far_bytes;
+}
+
+uint64_t iswi_engine_far_bytes(const isw_engine *engine)
+{
+	return engine->config.far_bytes;
 }
 
 uint32_t iswi_engine_request_bytes_max(const isw_engine *engine)
@@ -37,14 +42,19 @@ void iswi_engine_connection_lost(isw_engine *engine)
 
 static int check(const struct isw_engine *e, const struct iswi_req *req)
 {
+	bool far = req->flags & ISWI_REQ_FAR;
+	uint64_t begin = far ? iswi_engine_size_bytes(e) : 0;
+	uint64_t end = far ? e->config.size_bytes : iswi_engine_size_bytes(e);
+
 	if (req->op == ISWI_FLUSH)
 		return 0;
 	if (req->offset % ISW_PAGE_BYTES || req->length % ISW_PAGE_BYTES)
 		return -EINVAL;
-	if (req->offset > e->config.size_bytes || req->length > e->config.size_bytes - req->offset)
+	/* Neither range is reached from the other's front ends. */
+	if (req->offset < begin || req->offset > end || req->length > end - req->offset)
 		return -ENOSPC;
 	if (req->op == ISWI_READ || req->op == ISWI_WRITE) {
-		if (req->length > e->config.request_bytes_max)
+		if (req->length > (far ? ISWI_FAR_REQUEST_BYTES_MAX : e->config.request_bytes_max))
 			return -EINVAL;
 		if (req->op == ISWI_READ && (uintptr_t)req->data % ISW_PAGE_BYTES)
 			return -EINVAL;
@@ -77,7 +87,10 @@ static void submit(struct isw_engine *e, struct iswi_req *req, struct iswi_plug 
 	atomic_init(&req->waited, false);
 	atomic_init(&req->pending, 1);
 	others = atomic_fetch_add_explicit(&e->count.in_flight, 1, memory_order_acquire);
-	if (others >= e->config.requests_max)
+	if (req->flags & ISWI_REQ_FAR)
+		atomic_fetch_add_explicit(&e->count.far_in_flight, 1, memory_order_relaxed);
+	else if (others - ISWI_MIN(others, iswi_counted(&e->count.far_in_flight)) >=
+		 e->config.requests_max)
 		code = -EBUSY;
 	if (!others)
 		plug = NULL;

@@ -5,16 +5,14 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "frontend/far.h"
 #include "frontend/fuse_frontend.h"
 #include "frontend/nbd_socket.h"
 #include "frontend/ublk.h"
 #include "util/util.h"
 
 static const struct iswi_frontend_ops *const all[] = {
-	&iswi_ublk_ops,
-	&iswi_nbd_ops,
-	&iswi_fuse_ops,
-	&iswi_nbd_socket_ops,
+	&iswi_ublk_ops, &iswi_nbd_ops, &iswi_fuse_ops, &iswi_nbd_socket_ops, &iswi_far_ops,
 };
 
 const char *isw_frontend_kind(uint32_t index, const char **missing_out)

@@ -386,7 +386,7 @@ struct isw_engine_config {
 	uint64_t slab_bytes;
 	uint32_t staging_pages;
 	uint32_t request_bytes_max; /* largest READ or WRITE */
-	uint32_t requests_max;      /* in flight at once, from all front ends */
+	uint32_t requests_max;      /* in flight at once, far ones apart */
 	uint32_t remotes_max;       /* donors at once */
 	uint32_t backup_write_bytes_max;
 	uint32_t backup_writers; /* threads */
@@ -396,6 +396,9 @@ struct isw_engine_config {
 	 * is also read from the backup, if the backup has its pages. 0 turns that off.
 	 */
 	uint32_t hedge_us_min;
+	/* So much at the device's end is for the front end far, the rest for block devices. Pages.
+	 */
+	uint64_t far_bytes;
 	uint32_t flags;
 	/*
 	 * The state file: borrowed until create returns, and made new, unless this is a standby.
@@ -719,6 +722,8 @@ struct isw_frontend_config {
 	uint64_t identity; /* ublk: kept by the kernel, which uses device numbers again */
 	uint32_t queues;   /* ublk: 0: chosen */
 	uint32_t request_bytes_max; /* nbd: larger requests are refused */
+	/* far: who has which block, in memory that outlives this process; empty of a new device. */
+	int32_t table_fd;
 	/* isw_frontend_prepare: of the predecessor's. */
 	uint32_t device_id;  /* ublk */
 	uint32_t note_bytes; /* fuse: what isw_frontend_handover returned */
@@ -730,7 +735,8 @@ struct isw_frontend_info {
 	uint64_t size_bytes;   /* all */
 	uint32_t requests_max; /* all: in flight at once */
 	uint32_t device_id;    /* ublk: N of /dev/ublkbN */
-	uint32_t connections;  /* nbd: of those served, how many have not ended */
+	uint32_t connections;  /* nbd: of those served, how many have not ended; far: processes */
+	uint64_t used_bytes;   /* far: in blocks that somebody has */
 };
 
 /*
@@ -740,6 +746,8 @@ struct isw_frontend_info {
  *   nbd         serves the kernel's client, on sockets given one by one (isw_frontend_serve). When
  *               one ends: ISW_EVENT_CONNECTION_LOST. It has buffers for requests_max requests
  *   nbd-socket  listens on a Unix socket (default export)
+ *   far         serves the large memory of jobs' processes, on a socket for each job
+ *               (isw_frontend_serve); beside one of the others
  *   ublk        makes the block device /dev/ublkbN. It outlives this process when that dies:
  *               requests wait for a successor
  */

@@ -158,6 +158,7 @@ class EngineConfig:
     backup_writers: int = 2
     backup_readers: int = 4
     hedge_us_min: int = 10_000
+    far_bytes: int = 0
     no_backup: bool = False
     standby: bool = False
     read_ahead: bool = True
@@ -239,6 +240,7 @@ class FrontendConfig:
         identity: ublk: 64 bits that the kernel keeps with the device: its numbers are used again.
         queues: ublk: 0: as many as suit the host.
         request_bytes_max: nbd: larger requests are refused.
+        table_fd: far: who has which block; -1: none.
         device_id: ublk, to prepare: of the predecessor's device.
         note: fuse, to prepare: from the predecessor's `handover`.
     """
@@ -247,6 +249,7 @@ class FrontendConfig:
     identity: int = 0
     queues: int = 0
     request_bytes_max: int = 0
+    table_fd: int = -1
     device_id: int = 0
     note: bytes = b""
 
@@ -259,6 +262,7 @@ class FrontendInfo:
         size_bytes: of the device.
         requests_max: how many can be in flight at once.
         device_id: ublk: N of /dev/ublkbN.
+        used_bytes: far: in blocks that somebody has.
         connections: nbd: of those served, how many have not ended; CONNECTION_LOST is reported
             when one does.
     """
@@ -267,6 +271,7 @@ class FrontendInfo:
     requests_max: int
     device_id: int = 0
     connections: int = 0
+    used_bytes: int = 0
 
 
 class Frontend(Protocol):

@@ -464,6 +464,7 @@ UNUSED_OK static void world_end(struct world *w)
 	CHECK_EQ(stats.requests_in_flight, 0);
 	CHECK_EQ(stats.staging_pages_used, 0);
 	CHECK_EQ(w->e->staging_alloc.copies, 0);
+	CHECK_EQ(w->e->staging_alloc.far, 0);
 	for (uint32_t i = 0; i < w->e->slabs_count; i++)
 		CHECK_EQ(slab_of(w, i).in_flight + slab_of(w, i).source_in_flight, 0);
 	for (uint32_t i = w->e->entries_free; i != ISWI_NONE; i = w->e->entries[i].hash_next)
@@ -474,6 +475,8 @@ UNUSED_OK static void world_end(struct world *w)
 	wanted = w->e->config.staging_pages + (uint64_t)w->e->config.requests_max *
 						      w->e->config.request_bytes_max /
 						      ISW_PAGE_BYTES;
+	if (w->e->config.far_bytes)
+		wanted += ISWI_FAR_READS_MAX * (ISWI_FAR_REQUEST_BYTES_MAX / ISW_PAGE_BYTES);
 	for (uint32_t i = 0; w->e->ahead && i < ISWI_AHEAD_GROUPS; i++, wanted++)
 		CHECK(!w->e->ahead->groups[i].taken && !w->e->ahead->groups[i].waits_count);
 	CHECK_EQ(w->e->pairs_free, iswi_hedges(w->e) ? ISWI_PAIRS_ALL : 0);

@@ -82,7 +82,7 @@ def failing(code: int, words: str = "") -> Iterator[None]:
 def test_library_and_package_are_of_one_version() -> None:
     assert library_version() == infiniswap.__version__
     features = library_features()
-    assert {"nbd", "nbd-socket"} <= features <= {*FRONT_ENDS, "uring", "rdma", "seal"}
+    assert {"nbd", "nbd-socket"} <= features <= {*FRONT_ENDS, "far", "uring", "rdma", "seal"}
 
 
 def test_enums_and_records_match_the_header(project_root: Path) -> None:

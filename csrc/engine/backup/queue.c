@@ -456,7 +456,7 @@ static void write_done(struct isw_engine *e, struct iswi_job *job, int error)
 	iswi_req_fail_list(e, judge(e, error));
 	iswi_req_finish_list(e, done_list);
 	if (given || error)
-		e->waiting.go_on(e);
+		e->go_on(e);
 }
 
 /* A read for a request has ended. */

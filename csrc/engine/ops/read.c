@@ -22,7 +22,8 @@ enum source {
 	PAST_REMOTE, /* from the backup although the donor has it, which is slow */
 	QUICKER,     /* the same, as the backup is thought quicker, or is measured */
 	AGAIN,       /* its place was mapped only after we had looked */
-	FAILED
+	FAILED,
+	LOST /* nothing has it any more */
 };
 
 struct read_run {
@@ -80,8 +81,11 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 	if (remote &&
 	    iswi_word_state(atomic_load(&iswi_place(e, at->slab, place)->word)) == ISW_SLAB_MAPPED)
 		return AGAIN;
-	return iswi_bit(e->remote_valid, page) || iswi_bit(e->backup_current, page) ? FAILED
-										    : FROM_ZEROS;
+	if (iswi_bit(e->remote_valid, page))
+		return FAILED;
+	if (iswi_bit(e->backup_current, page))
+		return e->has_backup ? FAILED : LOST;
+	return FROM_ZEROS;
 }
 
 static void count_fallback(struct isw_engine *e, const struct cursor *at,
@@ -271,6 +275,9 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct read_run 
 		return;
 	case FAILED:
 		iswi_req_fail(at->req, -EIO);
+		return;
+	case LOST:
+		iswi_req_fail(at->req, at->req->flags & ISWI_REQ_FAR ? -ENODATA : -EIO);
 		return;
 	case FROM_REMOTE:
 		send_remote(e, at, run, remote_op_of(e, at, run));

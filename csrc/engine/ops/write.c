@@ -53,7 +53,8 @@ static struct iswi_entry *stage_page(struct isw_engine *e, uint64_t page, uint32
 
 	entry->version = iswi_version_after(entry->version);
 	e->slots[slot].version = entry->version;
-	e->slot_uses[slot] = (struct iswi_slot_use){.req = req, .older = entry->newest};
+	e->slot_uses[slot].req = req;
+	e->slot_uses[slot].older = entry->newest;
 	/* The order of R9: with this store the page is what is staged, for every reader, ... */
 	iswi_keep64(&e->slots[slot].page, page);
 	/* ... an older version is over, though its buffer may still be sent from (R10), ... */
@@ -138,7 +139,8 @@ static bool stage_request(struct isw_engine *e, struct iswi_req *req, struct isw
 			refuse_rest(req);
 			break;
 		}
-		count = iswi_staging_take(e, (uint32_t)(ISWI_MIN(end, slab_end) - page), &slot);
+		count = iswi_staging_take(e, (uint32_t)(ISWI_MIN(end, slab_end) - page),
+					  req->flags & ISWI_REQ_FAR, &slot);
 		if (!count) {
 			if (mapped)
 				iswi_place_put(e, slab, use.place);
@@ -164,17 +166,17 @@ static bool stage_request(struct isw_engine *e, struct iswi_req *req, struct isw
  * Goes on with the first waiting write until it cannot. One thread at a time, so that writes are
  * staged in their order; a thread that comes meanwhile leaves word, and the busy one looks again.
  */
-void iswi_write_kick(struct isw_engine *e)
+static void go_on(struct isw_engine *e, struct iswi_waiting *waiting)
 {
-	pthread_mutex_lock(&e->waiting.lock);
-	e->waiting.again = true;
-	while (!e->waiting.busy && e->waiting.again && e->waiting.head) {
-		struct iswi_req *req = e->waiting.head;
+	pthread_mutex_lock(&waiting->lock);
+	waiting->again = true;
+	while (!waiting->busy && waiting->again && waiting->head) {
+		struct iswi_req *req = waiting->head;
 		bool staged;
 
-		e->waiting.busy = true;
-		e->waiting.again = false;
-		pthread_mutex_unlock(&e->waiting.lock);
+		waiting->busy = true;
+		waiting->again = false;
+		pthread_mutex_unlock(&waiting->lock);
 		staged = stage_request(e, req, NULL);
 		if (!staged && iswi_backup_hopeless(e)) {
 			/*
@@ -185,41 +187,50 @@ void iswi_write_kick(struct isw_engine *e)
 			refuse_rest(req);
 			staged = true;
 		}
-		pthread_mutex_lock(&e->waiting.lock);
-		e->waiting.busy = false;
+		pthread_mutex_lock(&waiting->lock);
+		waiting->busy = false;
 		if (!staged)
 			continue;
-		e->waiting.head = req->next;
-		if (!e->waiting.head)
-			e->waiting.tail = &e->waiting.head;
-		e->waiting.again = true;
-		pthread_mutex_unlock(&e->waiting.lock);
+		waiting->head = req->next;
+		if (!waiting->head)
+			waiting->tail = &waiting->head;
+		waiting->again = true;
+		pthread_mutex_unlock(&waiting->lock);
 		iswi_req_put(e, req);
-		pthread_mutex_lock(&e->waiting.lock);
+		pthread_mutex_lock(&waiting->lock);
 	}
-	pthread_mutex_unlock(&e->waiting.lock);
+	pthread_mutex_unlock(&waiting->lock);
+}
+
+/* Neither kind waits behind the other: far memory fills its part of staging sooner. */
+void iswi_write_kick(struct isw_engine *e)
+{
+	go_on(e, &e->waiting);
+	if (e->config.far_bytes)
+		go_on(e, &e->waiting_far);
 }
 
 void iswi_write(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plug)
 {
 	uint32_t pages = (uint32_t)(req->length / ISW_PAGE_BYTES);
+	struct iswi_waiting *waiting = req->flags & ISWI_REQ_FAR ? &e->waiting_far : &e->waiting;
 	bool queue;
 
 	req->cursor = req->offset / ISW_PAGE_BYTES;
 	atomic_fetch_add_explicit(&req->pending, pages, memory_order_relaxed);
-	pthread_mutex_lock(&e->waiting.lock);
-	queue = e->waiting.head; /* others wait already: behind them */
-	pthread_mutex_unlock(&e->waiting.lock);
+	pthread_mutex_lock(&waiting->lock);
+	queue = waiting->head; /* others wait already: behind them */
+	pthread_mutex_unlock(&waiting->lock);
 	if (!queue && stage_request(e, req, plug)) {
 		iswi_req_put(e, req);
 		return;
 	}
 	iswi_count(&e->count.staging_waits, 1);
-	pthread_mutex_lock(&e->waiting.lock);
+	pthread_mutex_lock(&waiting->lock);
 	req->next = NULL;
-	*e->waiting.tail = req;
-	e->waiting.tail = &req->next;
-	pthread_mutex_unlock(&e->waiting.lock);
+	*waiting->tail = req;
+	waiting->tail = &req->next;
+	pthread_mutex_unlock(&waiting->lock);
 	iswi_write_kick(e); /* a buffer may have become free in between */
 }
 

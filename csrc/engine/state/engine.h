@@ -122,7 +122,14 @@ struct iswi_counters {
 #define ISWI_COUNTER(name) atomic_uint_fast64_t name;
 	ISWI_COUNTERS(ISWI_COUNTER)
 #undef ISWI_COUNTER
-	atomic_uint_fast64_t in_flight, copies_begun;
+	atomic_uint_fast64_t in_flight, far_in_flight, copies_begun;
+};
+
+/* Writes without a staging buffer; see ops/write.c. */
+struct iswi_waiting {
+	pthread_mutex_t lock;
+	struct iswi_req *head, **tail;
+	bool busy, again;
 };
 
 struct isw_engine {
@@ -163,15 +170,12 @@ struct isw_engine {
 		uint64_t *free_bits;
 		uint32_t words, cursor, used;
 		uint32_t copies; /* of those used, by copies */
+		uint32_t far;    /* of those used, by writes of far memory */
 	} staging_alloc;
 
-	struct {
-		pthread_mutex_t lock;
-		struct iswi_req *head, **tail;
-		bool busy, again;
-		/* Staging buffers became free, or the backup began to fail. Under no lock. */
-		void (*go_on)(struct isw_engine *e);
-	} waiting; /* writes without a staging buffer; see ops/write.c */
+	struct iswi_waiting waiting, waiting_far;
+	/* Staging buffers became free, or the backup began to fail. Under no lock. */
+	void (*go_on)(struct isw_engine *e);
 
 	struct iswi_pace pace;       /* whether the quicker source is asked while much is read */
 	struct iswi_ahead *ahead;    /* NULL: nothing is read ahead */

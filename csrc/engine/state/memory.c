@@ -10,6 +10,9 @@
 #include "engine/state/memory.h"
 #include "engine/state/page.h"
 
+/* Of the staging buffers one in so many is for block devices alone. */
+#define BLOCK_SHARE 4u
+
 static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_error *error)
 {
 	uint32_t staging = e->config.staging_pages;
@@ -20,9 +23,11 @@ static int map_volatile(struct isw_engine *e, size_t remote_bytes, struct isw_er
 	 * hedge, each read of a group ahead that group, each other read a page of a request.
 	 */
 	uint32_t pairs = iswi_hedges(e) ? ISWI_PAIRS : 0, bare = iswi_hedges(e) ? ISWI_BARE : 0;
-	uint64_t ops =
-		staging + e->config.requests_max * request_pages + ahead + 2 * (pairs + bare);
-	uint64_t leg_bytes = ISWI_MIN(request_pages, ISWI_XFER_PAGES_MAX) * ISW_PAGE_BYTES;
+	uint64_t far_pages = e->config.far_bytes ? ISWI_FAR_REQUEST_BYTES_MAX / ISW_PAGE_BYTES : 0;
+	uint64_t ops = staging + e->config.requests_max * request_pages + ahead +
+		       2 * (pairs + bare) + ISWI_FAR_READS_MAX * far_pages;
+	uint64_t leg_bytes =
+		ISWI_MIN(ISWI_MAX(request_pages, far_pages), ISWI_XFER_PAGES_MAX) * ISW_PAGE_BYTES;
 	uint32_t readers = iswi_hedges(e) ? e->config.backup_readers : 0;
 	uint64_t end = 0, shards_at, uses_at, entries_at, bits_at, ops_at, remotes_at, ahead_at,
 		 ahead_data_at, pairs_at, readers_at;
@@ -96,11 +101,13 @@ int iswi_memory_create(struct isw_engine *e, size_t remote_bytes, struct isw_err
 	pthread_mutex_init(&e->staging_alloc.lock, NULL);
 	pthread_mutex_init(&e->ops_lock, NULL);
 	pthread_mutex_init(&e->waiting.lock, NULL);
+	pthread_mutex_init(&e->waiting_far.lock, NULL);
 	if (e->ahead) {
 		pthread_mutex_init(&e->ahead->lock, NULL);
 		atomic_init(&e->ahead->credit, ISWI_AHEAD_CREDIT_FIRST);
 	}
 	e->waiting.tail = &e->waiting.head;
+	e->waiting_far.tail = &e->waiting_far.head;
 	return 0;
 }
 
@@ -159,12 +166,18 @@ static uint32_t take_run(struct isw_engine *e, uint32_t want, uint32_t *slot_out
 	return n;
 }
 
-uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_out)
+uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, bool far, uint32_t *slot_out)
 {
-	uint32_t n;
+	uint32_t far_max = e->config.staging_pages - e->config.staging_pages / BLOCK_SHARE, n = 0;
 
 	pthread_mutex_lock(&e->staging_alloc.lock);
-	n = take_run(e, want, slot_out);
+	if (far)
+		want = ISWI_MIN(want, far_max - e->staging_alloc.far);
+	if (want)
+		n = take_run(e, want, slot_out);
+	for (uint32_t i = 0; far && i < n; i++)
+		e->slot_uses[*slot_out + i].far = true;
+	e->staging_alloc.far += far ? n : 0;
 	pthread_mutex_unlock(&e->staging_alloc.lock);
 	return n;
 }
@@ -194,7 +207,9 @@ void iswi_staging_give(struct isw_engine *e, uint32_t slot)
 	e->staging_alloc.used--;
 	if (e->slot_uses[slot].copy)
 		e->staging_alloc.copies--;
-	e->slot_uses[slot].copy = false;
+	if (e->slot_uses[slot].far)
+		e->staging_alloc.far--;
+	e->slot_uses[slot].copy = e->slot_uses[slot].far = false;
 	pthread_mutex_unlock(&e->staging_alloc.lock);
 }
 

@@ -8,8 +8,11 @@
 /* remote_bytes: of each remote. Call destroy after an error, too. */
 int iswi_memory_create(struct isw_engine *e, size_t remote_bytes, struct isw_error *error);
 void iswi_memory_destroy(struct isw_engine *e);
-/* Up to `want` consecutive free buffers; returns how many (0: none), the first in *slot_out. */
-uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, uint32_t *slot_out);
+/*
+ * Up to `want` consecutive free buffers; returns how many (0: none), the first in *slot_out. far:
+ * of those that far memory may have.
+ */
+uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, bool far, uint32_t *slot_out);
 /*
  * The same for a copy: none when copies have spare_max already, and only so many that at least half
  * of all stay free.

@@ -17,7 +17,8 @@ struct iswi_slot_use {
 	struct iswi_req *req; /* not yet told that this page is safe */
 	uint32_t older;       /* next slot of the same page, ISWI_NONE at the end */
 	uint16_t refs;        /* transfers that read from the buffer */
-	bool copy;            /* of a copy or hedged read; staging lock when it is given back */
+	/* Of a copy or hedged read; of far memory. Staging lock when taken and given back. */
+	bool copy, far;
 };
 
 enum iswi_backup_state {

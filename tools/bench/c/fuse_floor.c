@@ -26,6 +26,12 @@ uint64_t iswi_engine_size_bytes(const isw_engine *engine)
 	return engine->size_bytes;
 }
 
+uint64_t iswi_engine_far_bytes(const isw_engine *engine)
+{
+	(void)engine;
+	return 0;
+}
+
 uint32_t iswi_engine_request_bytes_max(const isw_engine *engine)
 {
 	(void)engine;

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The agent: a library preloaded into a job's programs. It takes large anonymous memory out of the
+ * kernel's hands and moves it, by blocks of 2 MiB, to the device process, whose engine sends it to
+ * donors. It needs libc alone, and costs a process nothing until that allocates something large.
+ *
+ * Memory. Large allocations come from one reserved range, the arena, registered with userfaultfd.
+ * A block that leaves is first moved to a slot of a second range, the shadow (no copy): a program
+ * that touches it then gets it back by another move. From there it is sent. A block that comes back
+ * is made in a slot of a third range, the cradle, as a huge page, and moved into the arena; single
+ * pages are copied in.
+ *
+ * A page of the arena is, as the block's masks say: home (the kernel has it in the arena, in memory
+ * or in swap), aside (in the block's slot of the shadow), far (the device has it), or none of
+ * these: then it is zeros and nothing has it. `live` pages belong to an allocation; others are not
+ * sent.
+ *
+ * Rules, beside those of the ring; each with its test (tests/c/test_far_*.c):
+ *  F1  The device process has a duplicate of the userfaultfd, so no absent page becomes zeros when
+ *      this process closes its own. The program cannot close our descriptors by close and its like.
+ *  F2  A range is unregistered only when no page of it is aside or far.
+ *  F3  Pages are moved, discarded or filled only by who has claimed their block, and only while no
+ *      event is unread (EAGAIN: later). A range that something else changed is left alone from
+ *      then on.
+ *  F4  A fault on a page that is home: zeros are placed; if it was there after all, the thread is
+ *      woken. It is never woken alone.
+ *  F5  A page whose bytes the device says are lost is poisoned: SIGBUS, never zeros. Any other
+ *      refusal waits.
+ *  F6  The reader reads events and faults and hands them on. It takes no lock and changes nothing.
+ *  F7  A program's thread takes the lock only with signals blocked. One whose stack is in the arena
+ *      never does: a thread of ours does its errand.
+ *  F8  The threads here take no lock of libc's, allocate nothing and touch no page of the arena.
+ *  F9  They are libc's threads, started where the program itself calls an allocator.
+ *  F12 What held a program's pages is given back to the kernel before it is used for others.
+ *  F13 Whatever a move answers, masks say afterwards where each page is.
+ *  F16 The slot of the shadow is untouched from the first byte sent to the answer.
+ *  F23 A device without room is no error: the block goes home, and eviction rests for a while.
+ */
+#ifndef ISWF_AGENT_H
+#define ISWF_AGENT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "far/ring.h"
+
+#define ISWF_NONE         UINT32_MAX
+#define ISWF_WORDS        (ISWF_BLOCK_PAGES / 64)
+#define ISWF_SHADOW_SLOTS 1024u
+#define ISWF_CRADLE_SLOTS 16u
+
+struct iswf_mask {
+	uint64_t word[ISWF_WORDS];
+};
+
+enum iswf_queue_name { ISWF_Q_NONE, ISWF_Q_HOME, ISWF_Q_ASIDE, ISWF_Q_DROP, ISWF_QUEUES };
+
+/* All under the lock; the masks of a claimed block change by who has claimed it alone. */
+struct iswf_block {
+	struct iswf_mask home, aside, far, live;
+	struct iswf_mask hole; /* something else unmapped it: not to be touched */
+	uint32_t prev, next;
+	uint32_t slot;               /* of the shadow, + 1; 0: none */
+	uint16_t window, window_end; /* pages fetched last, and the page behind them */
+	uint16_t small_fetches;      /* since it left as a whole */
+	uint8_t queue;               /* enum iswf_queue_name */
+	uint8_t refusals;            /* moves out that failed, in a row */
+	bool claimed;
+	bool wanted; /* somebody faults in it and is to be woken at its release */
+	bool fixed;  /* it stays home for good: its addresses are not given again */
+	bool placed; /* the device has a place for it */
+	bool left;   /* not registered any more: the kernel fills it */
+};
+
+struct iswf_queue {
+	uint32_t head, tail, count;
+};
+
+/* What the kernel and the device do for the agent: real ones, or a test's. None is called with the
+ * lock held; all but `ask` end soon. 0 or -errno. */
+struct iswf_ops {
+	/* Moves; on an error *moved_out says how much was, from the front. Holes are passed over.
+	 */
+	int (*move)(char *to, char *from, size_t bytes, size_t *moved_out);
+	int (*copy)(char *to, const char *from, size_t bytes);
+	int (*zero)(char *at, size_t bytes); /* -EEXIST: there is a page */
+	int (*poison)(char *at, size_t bytes);
+	void (*wake)(char *at, size_t bytes);
+	/* The bytes are gone, the memory given back. is_watched: the range is registered. */
+	void (*discard)(char *at, size_t bytes, bool is_watched);
+	int (*leave)(char *at, size_t bytes, bool children); /* unregisters */
+	/* One request to the device; `bytes` of a write, or where those of a read go. Waits. */
+	int (*ask)(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages, char *bytes,
+		   int (*take)(void *ctx, const char *from), void *ctx);
+};
+
+struct iswf_counts {
+	atomic_uint_fast64_t pages_out, pages_in, pages_back, pages_filled, blocks_out, fetches,
+		small_fetches, room_waits, room_wait_ns, fetch_wait_ns, refused_moves, no_room,
+		pages_handed_back, pages_lost, faults;
+};
+
+struct iswf_agent {
+	const struct iswf_ops *ops;
+	pthread_mutex_t lock;
+	pthread_cond_t released; /* a block was */
+	pthread_cond_t room;     /* memory became free */
+	pthread_cond_t work;     /* there is something to evict, to send or to drop */
+	char *arena, *shadow, *cradle;
+	uint32_t blocks_count;
+	struct iswf_block *blocks;
+	struct iswf_queue queues[ISWF_QUEUES];
+	uint32_t shadow_free[ISWF_SHADOW_SLOTS], shadow_free_count;
+	uint32_t cradle_free[ISWF_CRADLE_SLOTS], cradle_free_count;
+	int64_t held_pages;     /* of home and aside */
+	int64_t budget_pages;   /* how many may be */
+	uint64_t full_until_ns; /* the device had no room: no eviction until then */
+	bool resting;           /* a fork is under way, or nothing leaves any more: no eviction */
+	struct iswf_counts count;
+};
+
+extern struct iswf_agent iswf_agent;
+
+/* ------------------------------------------------------------------- masks */
+
+static inline bool iswf_has(const struct iswf_mask *mask, uint32_t page)
+{
+	return mask->word[page / 64] >> page % 64 & 1;
+}
+static inline void iswf_set(struct iswf_mask *mask, uint32_t page)
+{
+	mask->word[page / 64] |= 1ull << page % 64;
+}
+static inline void iswf_clear(struct iswf_mask *mask, uint32_t page)
+{
+	mask->word[page / 64] &= ~(1ull << page % 64);
+}
+uint32_t iswf_mask_count(const struct iswf_mask *mask);
+bool iswf_mask_any(const struct iswf_mask *mask);
+/* Pages [first, end). */
+struct iswf_mask iswf_mask_range(uint32_t first, uint32_t end);
+struct iswf_mask iswf_mask_and(const struct iswf_mask *a, const struct iswf_mask *b);
+struct iswf_mask iswf_mask_without(const struct iswf_mask *a, const struct iswf_mask *b);
+void iswf_mask_add(struct iswf_mask *mask, const struct iswf_mask *more);
+void iswf_mask_take(struct iswf_mask *mask, const struct iswf_mask *less);
+/* The first run of set pages from *first on: its length, 0 when there is none. */
+uint32_t iswf_mask_run(const struct iswf_mask *mask, uint32_t *first);
+
+/* ------------------------------------------------ handlers of blocks (blocks.c) */
+
+static inline char *iswf_at(uint32_t block)
+{
+	return iswf_agent.arena + (uint64_t)block * ISWF_BLOCK_BYTES;
+}
+/* A fault at this address. A thread of ours. */
+void iswf_fault(char *at);
+/* Moves one more block aside; false: none can be. A thread of ours. */
+bool iswf_evict(void);
+/* Sends the block that is aside longest; false: there is none. A thread of ours. */
+bool iswf_send(void);
+/* Tells the device of one block that needs no place any more; false: there is none. */
+bool iswf_drop(void);
+/* Pages [first, end) of the block are needed no more: they are zeros. dead: nor are they live. */
+void iswf_discard(uint32_t block, uint32_t first, uint32_t end, bool dead);
+/*
+ * Blocks [first, end) come home, are unregistered and stay the kernel's. children: forked ones get
+ * them. What is lost is poisoned.
+ */
+void iswf_hand_back(uint32_t first, uint32_t end, bool children);
+/*
+ * The kernel was told by somebody else to forget these pages, or their mapping; or to move them, to
+ * `to` (else NULL): there they are the kernel's from then on.
+ */
+void iswf_removed(char *from, char *end, bool unmapped, char *to);
+/* So many pages may be used now, or after a while. */
+void iswf_need(int64_t pages);
+
+/* -------------------------------------------------------- allocations (arena.c) */
+
+/* 0: there is no room. zeroed by nature. Thread of the program's, no lock. */
+char *iswf_take(size_t bytes, size_t align);
+/* The size of the allocation that begins there, in pages; 0: none does. */
+uint32_t iswf_size_of(const char *at);
+void iswf_give(char *at);
+/* Part of an allocation, by munmap: pages that are none already are passed over. */
+void iswf_give_part(char *at, size_t bytes);
+/* In place: false when there is no room behind it. */
+bool iswf_resize(char *at, size_t bytes);
+int iswf_arena_init(uint64_t pages);
+
+static inline bool iswf_is_ours(const void *at)
+{
+	const char *arena = iswf_agent.arena;
+
+	return arena != NULL && (const char *)at >= arena &&
+	       (const char *)at < arena + (uint64_t)iswf_agent.blocks_count * ISWF_BLOCK_BYTES;
+}
+
+/* ------------------------------------------------------------- the rest */
+
+extern const struct iswf_ops iswf_real_ops; /* memory.c; its ask is link.c's */
+int iswf_memory_open(int device_fd);        /* the userfaultfd, or -errno */
+int iswf_memory_init(uint32_t blocks);      /* ranges, registered */
+/* Next message of the kernel's, in its order: a fault, or an event. memory.c */
+void *iswf_reader_main(void *arg);
+/* Takes one message of the reader's and does what it asks for. Waits for one. */
+void iswf_serve_one(void);
+
+/* link.c. Connects to the device; blocks_out: how many it lends. 0 or -errno. */
+int iswf_link_open(int job_fd, int uffd, uint32_t *blocks_out);
+int iswf_link_ask(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages, char *bytes,
+		  int (*take)(void *ctx, const char *from), void *ctx);
+void *iswf_link_main(void *arg); /* connects again */
+
+/* budget.c */
+/* version: of the cgroup's hierarchy, 1 or 2. 0 or -errno. */
+int iswf_budget_open(uint64_t limit_bytes, int version, const char *cgroup);
+void iswf_budget_look(void); /* at most every few milliseconds */
+
+/* descriptors.c: ours have numbers that programs do not count on, and are spared. */
+int iswf_own_fd(int fd); /* takes fd, which may be -1 with errno; -errno */
+void iswf_close_own(int fd);
+void iswf_keep_own(int fd); /* as it is */
+bool iswf_spares(int fd);
+
+/* start.c */
+enum iswf_phase { ISWF_OFF, ISWF_WANTED, ISWF_STARTING, ISWF_ON, ISWF_REFUSED };
+extern atomic_int iswf_phase;
+/* Called where the program itself calls an allocator: starts what is wanted. True: it is on. */
+bool iswf_start(void);
+uint64_t iswf_now_ns(void);
+
+/*
+ * What a program's thread asks for, with its signals blocked; a thread of ours does it where the
+ * caller's stack is in the arena (F7).
+ */
+enum iswf_errand { ISWF_GIVE, ISWF_GIVE_PART, ISWF_RESIZE, ISWF_HAND_BACK, ISWF_DISCARD_RANGE };
+bool iswf_run_errand(enum iswf_errand errand, char *at, size_t bytes);
+void *iswf_errand_main(void *arg);
+/* Nothing of the process's memory leaves any more, and what has left is home. */
+void iswf_end(void);
+
+#endif

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a program's thread asks of the agent. A thread whose stack is in the arena could miss a page
+ * of it while it holds the lock (F7), so a thread of ours does its errand meanwhile.
+ */
+#define _GNU_SOURCE 1
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "far/agent.h"
+#include "far/real.h"
+
+enum { SLOT_FREE, SLOT_TAKEN, SLOT_ASKED, SLOT_DONE };
+
+/* One errand at a time; others wait for the word. */
+static struct {
+	atomic_uint state;
+	enum iswf_errand errand;
+	char *at;
+	size_t bytes;
+	bool result;
+} slot;
+
+#define A (&iswf_agent)
+
+static void futex(atomic_uint *word, int op, unsigned int value)
+{
+	(void)iswf_real()->syscall(SYS_futex, word, op | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
+}
+
+/* The blocks that [at, at + bytes) touches. */
+static void hand_back(char *at, size_t bytes)
+{
+	uint32_t first = (uint32_t)((at - A->arena) / ISWF_BLOCK_BYTES);
+	uint32_t end = (uint32_t)((at + bytes - 1 - A->arena) / ISWF_BLOCK_BYTES) + 1;
+
+	pthread_mutex_lock(&A->lock);
+	iswf_hand_back(first, end < A->blocks_count ? end : A->blocks_count, true);
+	pthread_mutex_unlock(&A->lock);
+}
+
+static void discard_range(char *at, size_t bytes)
+{
+	uint64_t page = (uint64_t)(at - A->arena) / ISWF_PAGE_BYTES;
+	uint64_t end = page + (bytes + ISWF_PAGE_BYTES - 1) / ISWF_PAGE_BYTES;
+
+	pthread_mutex_lock(&A->lock);
+	while (page < end) {
+		uint32_t block = (uint32_t)(page / ISWF_BLOCK_PAGES);
+		uint64_t stop = (block + 1ull) * ISWF_BLOCK_PAGES;
+
+		if (stop > end)
+			stop = end;
+		iswf_discard(block, (uint32_t)(page % ISWF_BLOCK_PAGES),
+			     (uint32_t)(stop - block * (uint64_t)ISWF_BLOCK_PAGES), false);
+		page = stop;
+	}
+	pthread_mutex_unlock(&A->lock);
+}
+
+static bool run(enum iswf_errand errand, char *at, size_t bytes)
+{
+	switch (errand) {
+	case ISWF_GIVE:
+		iswf_give(at);
+		return true;
+	case ISWF_GIVE_PART:
+		iswf_give_part(at, bytes);
+		return true;
+	case ISWF_RESIZE:
+		return iswf_resize(at, bytes);
+	case ISWF_HAND_BACK:
+		hand_back(at, bytes);
+		return true;
+	case ISWF_DISCARD_RANGE:
+		discard_range(at, bytes);
+		return true;
+	}
+	return false;
+}
+
+static bool send_errand(enum iswf_errand errand, char *at, size_t bytes)
+{
+	unsigned int state = SLOT_FREE;
+	bool result;
+
+	while (!atomic_compare_exchange_strong(&slot.state, &state, SLOT_TAKEN)) {
+		futex(&slot.state, FUTEX_WAIT, state);
+		state = SLOT_FREE;
+	}
+	slot.errand = errand;
+	slot.at = at;
+	slot.bytes = bytes;
+	atomic_store(&slot.state, SLOT_ASKED);
+	futex(&slot.state, FUTEX_WAKE, INT32_MAX);
+	while ((state = atomic_load(&slot.state)) != SLOT_DONE)
+		futex(&slot.state, FUTEX_WAIT, state);
+	result = slot.result;
+	atomic_store(&slot.state, SLOT_FREE);
+	futex(&slot.state, FUTEX_WAKE, INT32_MAX);
+	return result;
+}
+
+void *iswf_errand_main(void *arg)
+{
+	(void)arg;
+	for (;;) {
+		unsigned int state = atomic_load(&slot.state);
+
+		if (state != SLOT_ASKED) {
+			futex(&slot.state, FUTEX_WAIT, state);
+			continue;
+		}
+		slot.result = run(slot.errand, slot.at, slot.bytes);
+		atomic_store(&slot.state, SLOT_DONE);
+		futex(&slot.state, FUTEX_WAKE, INT32_MAX);
+	}
+	return NULL;
+}
+
+bool iswf_run_errand(enum iswf_errand errand, char *at, size_t bytes)
+{
+	if (iswf_is_ours(__builtin_frame_address(0)))
+		return send_errand(errand, at, bytes);
+	return run(errand, at, bytes);
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The functions behind ours: the next allocator's and libc's. */
+#ifndef ISWF_REAL_H
+#define ISWF_REAL_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+struct iswf_real {
+	void *(*malloc)(size_t);
+	void *(*calloc)(size_t, size_t);
+	void *(*realloc)(void *, size_t);
+	void (*free)(void *);
+	void *(*memalign)(size_t, size_t);
+	void *(*aligned_alloc)(size_t, size_t);
+	int (*posix_memalign)(void **, size_t, size_t);
+	size_t (*malloc_usable_size)(void *);
+	void *(*mmap)(void *, size_t, int, int, int, off_t);
+	int (*munmap)(void *, size_t);
+	void *(*mremap)(void *, size_t, size_t, int, ...);
+	int (*madvise)(void *, size_t, int);
+	int (*mprotect)(void *, size_t, int);
+	int (*mlock)(const void *, size_t);
+	int (*mlock2)(const void *, size_t, unsigned int);
+	int (*mlockall)(int);
+	int (*prctl)(int, ...);
+	long (*syscall)(long, ...);
+	int (*close)(int);
+	int (*close_range)(unsigned int, unsigned int, int);
+	void (*closefrom)(int);
+	int (*dup2)(int, int);
+	int (*dup3)(int, int, int);
+};
+
+/* Looked up at the first call; never NULL. */
+const struct iswf_real *iswf_real(void);
+
+#endif

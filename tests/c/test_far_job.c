@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Far memory whole: a device's process, a donor over TCP, and a program (far_job.c) with the agent
+ * preloaded that knows what must be in its memory. The agent is told that its cgroup is full, by
+ * files that say so, and so evicts all that it can all the time; no limit is in force.
+ *
+ *     test_far_job [SEED]
+ */
+#include <errno.h>
+#include <linux/userfaultfd.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "far_device.h"
+
+#define FAR_BYTES  (1024 * MIB)
+#define JOB_FD     600
+#define UFFD_FD    601
+#define STATE_FD   602
+#define TABLE_FD   603
+#define KEY_FD     604
+#define LEDGER_FD  605
+#define GO_FD      606
+#define SERVED_FD  607
+#define LIMIT      (256 * MIB)
+#define STATISTICS "total_inactive_file 0\ntotal_active_file 0\nworkingset_refault_file 0\n"
+
+extern char **environ;
+
+static char directory[64];
+
+/* ------------------------------------------------------------------- the job */
+
+static void write_file(const char *name, const char *text)
+{
+	int fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+	CHECK(fd >= 0);
+	CHECK_EQ(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+	close(fd);
+}
+
+/* A place with the files of a cgroup that is as full as the agent lets one become. */
+static void make_directory(void)
+{
+	char text[32];
+
+	strcpy(directory, "/tmp/isw-far-XXXXXX");
+	CHECK(mkdtemp(directory) != NULL);
+	CHECK_EQ(chdir(directory), 0);
+	snprintf(text, sizeof(text), "%llu\n", LIMIT - 16 * MIB);
+	write_file("memory.usage_in_bytes", text);
+	write_file("memory.stat", STATISTICS);
+}
+
+static void remove_directory(void)
+{
+	static const char *const names[] = {"memory.usage_in_bytes", "memory.stat", "far_job.end"};
+
+	for (size_t i = 0; i < ISWI_ARRAY_LEN(names); i++)
+		unlink(names[i]);
+	CHECK_EQ(chdir("/"), 0);
+	CHECK_EQ(rmdir(directory), 0);
+}
+
+struct job {
+	pid_t pid;
+	int says; /* its standard output */
+};
+
+static struct job start_job(const char *name, const char *number, int job_end)
+{
+	int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC), out[2];
+	char wish[256], preload[4096], *argv[] = {"far_job", (char *)name, (char *)number, NULL};
+	char *env[] = {wish, preload, NULL};
+	posix_spawn_file_actions_t actions;
+	struct job job;
+
+	snprintf(wish, sizeof(wish), "INFINISWAP_FAR=%d:%d:%llu:1:%s", JOB_FD,
+		 device < 0 ? -1 : UFFD_FD, LIMIT, directory);
+	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", ISW_FAR_AGENT);
+	CHECK_EQ(pipe2(out, O_CLOEXEC), 0);
+	posix_spawn_file_actions_init(&actions);
+	posix_spawn_file_actions_adddup2(&actions, job_end, JOB_FD);
+	if (device >= 0)
+		posix_spawn_file_actions_adddup2(&actions, device, UFFD_FD);
+	posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+	CHECK_EQ(posix_spawn(&job.pid, ISW_FAR_JOB, &actions, NULL, argv, env), 0);
+	posix_spawn_file_actions_destroy(&actions);
+	close(out[1]);
+	if (device >= 0)
+		close(device);
+	job.says = out[0];
+	return job;
+}
+
+static int end_of(const struct job *job)
+{
+	int status;
+
+	CHECK_EQ(waitpid(job->pid, &status, 0), job->pid);
+	close(job->says);
+	return status;
+}
+
+/* ------------------------------------------------------- in this process's device */
+
+struct device {
+	struct far_donor donor;
+	isw_engine *engine;
+	isw_frontend *frontend;
+	int job_end;
+};
+
+static void start_device(struct device *d)
+{
+	struct isw_engine_config config;
+	struct isw_error error = {0};
+	int key, pair[2], table = memfd_create("table", MFD_CLOEXEC);
+
+	CHECK_OK(isw_seal_key_make(&key, &error), error);
+	config = far_engine_config(FAR_BYTES, -1, key);
+	make_far_donor(&d->donor, FAR_BYTES);
+	CHECK_OK(isw_engine_create(&config, NULL, &d->engine, &error), error);
+	close(key);
+	use_far_donor(d->engine, &d->donor, false);
+	CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	d->frontend = start_far(d->engine, table, pair[0]);
+	close(table);
+	close(pair[0]);
+	d->job_end = pair[1];
+}
+
+static uint64_t far_used(const struct device *d)
+{
+	struct isw_frontend_info info;
+
+	isw_frontend_info(d->frontend, &info);
+	return info.used_bytes;
+}
+
+static void end_device(struct device *d)
+{
+	struct isw_engine_stats stats;
+
+	/* When its last process has ended, nothing of the job's is left. */
+	for (uint32_t i = 0; far_used(d) != 0; i++) {
+		CHECK(i < 10000);
+		pause_ms(1);
+	}
+	isw_engine_stats(d->engine, &stats);
+	CHECK_EQ(stats.requests_failed, 0);
+	isw_frontend_destroy(d->frontend);
+	isw_engine_destroy(d->engine);
+	isw_store_destroy(d->donor.store);
+	close(d->job_end);
+}
+
+/* The program ends well, and most of what it checked has been away. */
+static void passes(const char *name, const char *number)
+{
+	struct device d;
+	struct isw_engine_stats stats;
+	struct job job;
+
+	start_device(&d);
+	job = start_job(name, number, d.job_end);
+	CHECK_EQ(end_of(&job), 0);
+	isw_engine_stats(d.engine, &stats);
+	printf("%s: %llu MiB out, %llu MiB in\n", name, (unsigned long long)stats.pages_out / 256,
+	       (unsigned long long)stats.pages_in / 256);
+	CHECK(stats.pages_out > 2048 && stats.pages_in > 1024);
+	end_device(&d);
+}
+
+static void wait_for_word(const struct job *job)
+{
+	char word[16];
+
+	CHECK(read(job->says, word, sizeof(word)) > 0);
+}
+
+static void a_killed_job_leaves_nothing(void)
+{
+	struct device d;
+	struct job job;
+
+	start_device(&d);
+	job = start_job("until", "0", d.job_end);
+	wait_for_word(&job);
+	while (far_used(&d) == 0)
+		pause_ms(1);
+	CHECK_EQ(kill(job.pid, SIGKILL), 0);
+	CHECK(WIFSIGNALED(end_of(&job)));
+	end_device(&d);
+}
+
+static void lost_bytes_are_never_zeros(void)
+{
+	struct device d;
+	struct job job;
+	int status;
+
+	start_device(&d);
+	job = start_job("lost", "0", d.job_end);
+	wait_for_word(&job);
+	while (far_used(&d) == 0)
+		pause_ms(1);
+	for (uint32_t i = 0; i < d.donor.slabs; i++)
+		CHECK_EQ(isw_slab_unmap(d.engine, i, 0, d.donor.generations[i]), 0);
+	write_file("far_job.end", "");
+	status = end_of(&job);
+	unlink("far_job.end");
+	CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+	isw_frontend_destroy(d.frontend);
+	isw_engine_destroy(d.engine);
+	isw_store_destroy(d.donor.store);
+	close(d.job_end);
+}
+
+/* ------------------------------------------------------------------- take-overs */
+
+struct ledger {
+	struct far_donor donor;
+	atomic_uint tickets; /* made so far, one for each life */
+};
+
+/* One life of a device's process: served until it is killed. */
+static int live(uint32_t life)
+{
+	struct ledger *ledger =
+		mmap(NULL, sizeof(*ledger), PROT_READ | PROT_WRITE, MAP_SHARED, LEDGER_FD, 0);
+	struct isw_engine_config config = far_engine_config(FAR_BYTES, STATE_FD, KEY_FD);
+	struct isw_error error = {0};
+	isw_engine *e;
+	char go;
+
+	CHECK(ledger != MAP_FAILED);
+	if (life)
+		config.flags |= ISW_ENGINE_STANDBY;
+	CHECK_OK(isw_engine_create(&config, NULL, &e, &error), error);
+	if (life) {
+		CHECK_EQ(read(GO_FD, &go, 1), 1);
+		CHECK_OK(isw_engine_take_over(e, NULL, &error), error);
+	}
+	while (atomic_load(&ledger->tickets) <= life)
+		pause_us(1000);
+	use_far_donor(e, &ledger->donor, life);
+	start_far(e, TABLE_FD, JOB_FD);
+	CHECK_EQ(write(SERVED_FD, "", 1), 1);
+	for (;;)
+		pause();
+}
+
+struct process {
+	pid_t pid;
+	int go, served;
+};
+
+static struct process spawn_device(uint32_t life, const int fds[5])
+{
+	static const int numbers[] = {JOB_FD, STATE_FD, TABLE_FD, KEY_FD, LEDGER_FD};
+	char number[16], *argv[] = {"test_far_job", "live", number, NULL};
+	posix_spawn_file_actions_t actions;
+	struct process process;
+	int go[2], served[2];
+
+	snprintf(number, sizeof(number), "%u", life);
+	CHECK_EQ(pipe2(go, O_CLOEXEC), 0);
+	CHECK_EQ(pipe2(served, O_CLOEXEC), 0);
+	posix_spawn_file_actions_init(&actions);
+	for (size_t i = 0; i < ISWI_ARRAY_LEN(numbers); i++)
+		posix_spawn_file_actions_adddup2(&actions, fds[i], numbers[i]);
+	posix_spawn_file_actions_adddup2(&actions, go[0], GO_FD);
+	posix_spawn_file_actions_adddup2(&actions, served[1], SERVED_FD);
+	CHECK_EQ(posix_spawn(&process.pid, "/proc/self/exe", &actions, NULL, argv, environ), 0);
+	posix_spawn_file_actions_destroy(&actions);
+	close(go[0]);
+	close(served[1]);
+	process.go = go[1];
+	process.served = served[0];
+	return process;
+}
+
+static void wait_served(const struct process *process)
+{
+	char byte;
+
+	CHECK_EQ(read(process->served, &byte, 1), 1);
+}
+
+static void bury(const struct process *process)
+{
+	int status;
+
+	CHECK_EQ(waitpid(process->pid, &status, 0), process->pid);
+	close(process->go);
+	close(process->served);
+}
+
+/* The device's process is killed again and again while the program runs. */
+static void a_killed_device_costs_nothing(uint32_t deaths, uint64_t seed)
+{
+	int key, pair[2], ledger_fd = memfd_create("ledger", MFD_CLOEXEC);
+	struct isw_error error = {0};
+	struct ledger *ledger;
+	struct process active;
+	uint64_t random = seed | 1;
+	struct job job;
+
+	CHECK_EQ(ftruncate(ledger_fd, sizeof(*ledger)), 0);
+	ledger = mmap(NULL, sizeof(*ledger), PROT_READ | PROT_WRITE, MAP_SHARED, ledger_fd, 0);
+	CHECK(ledger != MAP_FAILED);
+	make_far_donor(&ledger->donor, FAR_BYTES);
+	atomic_store(&ledger->tickets, 1);
+	CHECK_OK(isw_seal_key_make(&key, &error), error);
+	CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	const int fds[] = {pair[0], memfd_create("state", MFD_CLOEXEC),
+			   memfd_create("table", MFD_CLOEXEC), key, ledger_fd};
+
+	active = spawn_device(0, fds);
+	wait_served(&active);
+	job = start_job("until", "0", pair[1]);
+	wait_for_word(&job);
+	for (uint32_t life = 1; life <= deaths; life++) {
+		struct process standby = spawn_device(life, fds);
+
+		pause_ms(20 + below(&random, 300));
+		CHECK_EQ(kill(active.pid, SIGKILL), 0);
+		CHECK_EQ(write(standby.go, "", 1), 1);
+		CHECK_EQ(lease_renew(ledger->donor.store, ledger->donor.lease, REAL_WAIT_MS,
+				     ledger->donor.ticket),
+			 0);
+		atomic_store(&ledger->tickets, life + 1);
+		wait_served(&standby);
+		bury(&active);
+		active = standby;
+	}
+	pause_ms(200);
+	write_file("far_job.end", "");
+	CHECK_EQ(end_of(&job), 0);
+	unlink("far_job.end");
+	CHECK_EQ(kill(active.pid, SIGKILL), 0);
+	bury(&active);
+	for (size_t i = 0; i < ISWI_ARRAY_LEN(fds); i++)
+		close(fds[i]);
+	close(pair[1]);
+	isw_store_destroy(ledger->donor.store);
+	munmap(ledger, sizeof(*ledger));
+}
+
+static bool kernel_moves(void)
+{
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	struct uffdio_api api = {.api = UFFD_API, .features = 1 << 16};
+	bool moves = fd >= 0 && ioctl(fd, UFFDIO_API, &api) == 0;
+
+	if (fd >= 0)
+		close(fd);
+	return moves;
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : iswi_now_ns() | 1;
+	static const char *const ways[] = {"fork", "behind", "protected", "descriptors", "spawn"};
+
+	if (argc == 3 && !strcmp(argv[1], "live"))
+		return live((uint32_t)strtoul(argv[2], NULL, 10));
+	if (!kernel_moves())
+		SKIP("needs userfaultfd with MOVE (Linux 6.8)");
+	printf("seed %llu\n", (unsigned long long)seed);
+	fflush(stdout);
+	make_directory();
+	for (size_t i = 0; i < ISWI_ARRAY_LEN(ways); i++)
+		passes(ways[i], "0");
+	passes("model", "25");
+	a_killed_job_leaves_nothing();
+	lost_bytes_are_never_zeros();
+	a_killed_device_costs_nothing(4, seed);
+	remove_directory();
+	return 0;
+}
