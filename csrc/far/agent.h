@@ -100,7 +100,7 @@ struct iswf_ops {
 struct iswf_counts {
 	atomic_uint_fast64_t pages_out, pages_in, pages_back, pages_filled, blocks_out, fetches,
 		small_fetches, room_waits, room_wait_ns, fetch_wait_ns, refused_moves, no_room,
-		pages_handed_back, pages_lost, faults;
+		pages_lost, faults, handed_back[ISWF_WHYS];
 };
 
 struct iswf_agent {
@@ -169,7 +169,7 @@ void iswf_discard(uint32_t block, uint32_t first, uint32_t end, bool dead);
  * Blocks [first, end) come home, are unregistered and stay the kernel's. children: forked ones get
  * them. What is lost is poisoned.
  */
-void iswf_hand_back(uint32_t first, uint32_t end, bool children);
+void iswf_hand_back(uint32_t first, uint32_t end, bool children, enum iswf_why why);
 /*
  * The kernel was told by somebody else to forget these pages, or their mapping; or to move them, to
  * `to` (else NULL): there they are the kernel's from then on.
@@ -214,11 +214,12 @@ int iswf_link_open(int job_fd, int uffd, uint32_t *blocks_out);
 int iswf_link_ask(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages, char *bytes,
 		  int (*take)(void *ctx, const char *from), void *ctx);
 void *iswf_link_main(void *arg); /* connects again */
+void iswf_link_tell(void);       /* the counts, to people */
 
 /* budget.c */
 /* version: of the cgroup's hierarchy, 1 or 2. 0 or -errno. */
 int iswf_budget_open(uint64_t limit_bytes, int version, const char *cgroup);
-void iswf_budget_look(void); /* at most every few milliseconds */
+bool iswf_budget_look(void); /* at most every few milliseconds; false: not now */
 
 /* descriptors.c: ours have numbers that programs do not count on, and are spared. */
 int iswf_own_fd(int fd); /* takes fd, which may be -1 with errno; -errno */
@@ -238,7 +239,8 @@ uint64_t iswf_now_ns(void);
  * caller's stack is in the arena (F7).
  */
 enum iswf_errand { ISWF_GIVE, ISWF_GIVE_PART, ISWF_RESIZE, ISWF_HAND_BACK, ISWF_DISCARD_RANGE };
-bool iswf_run_errand(enum iswf_errand errand, char *at, size_t bytes);
+/* why: of ISWF_HAND_BACK. */
+bool iswf_run_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why);
 void *iswf_errand_main(void *arg);
 /* Nothing of the process's memory leaves any more, and what has left is home. */
 void iswf_end(void);

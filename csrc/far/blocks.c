@@ -677,8 +677,10 @@ static void stays(struct iswf_block *b, uint32_t block)
 {
 	count(&A->count.refused_moves, 1);
 	queue_add(ISWF_Q_HOME, block); /* at its end */
-	if (++b->refusals >= REFUSALS_MAX)
-		b->fixed = true;
+	if (++b->refusals < REFUSALS_MAX)
+		return;
+	b->fixed = true;
+	count(&A->count.handed_back[ISWF_WHY_PINNED], iswf_mask_count(&b->home));
 }
 
 bool iswf_evict(void)
@@ -875,7 +877,7 @@ static void come_home(struct iswf_block *b, uint32_t block)
 	held_more(iswf_mask_count(&far));
 }
 
-void iswf_hand_back(uint32_t first, uint32_t end, bool children)
+void iswf_hand_back(uint32_t first, uint32_t end, bool children, enum iswf_why why)
 {
 	for (uint32_t block = first; block < end; block++) {
 		struct iswf_block *b = claim(block);
@@ -885,7 +887,7 @@ void iswf_hand_back(uint32_t first, uint32_t end, bool children)
 			continue;
 		}
 		come_home(b, block);
-		count(&A->count.pages_handed_back, iswf_mask_count(&b->home));
+		count(&A->count.handed_back[why], iswf_mask_count(&b->home));
 		pthread_mutex_unlock(&A->lock);
 		/* F2: nothing of it is aside or far. From here on the kernel fills what is empty.
 		 */
@@ -927,7 +929,7 @@ static void follow(uint32_t block, uint32_t first, uint32_t end, char *to)
 	if (iswf_mask_any(&far))
 		fetch(block, base, &far);
 	pthread_mutex_lock(&A->lock);
-	count(&A->count.pages_handed_back, end - first);
+	count(&A->count.handed_back[ISWF_WHY_MOVED], end - first);
 	release(block);
 }
 

@@ -65,7 +65,7 @@ int iswf_budget_open(uint64_t limit_bytes, int version, const char *cgroup)
 	B->usage_fd = open_file(cgroup, version == 1 ? "memory.usage_in_bytes" : "memory.current");
 	if (B->stat_fd < 0 || B->usage_fd < 0)
 		return B->stat_fd < 0 ? B->stat_fd : B->usage_fd;
-	iswf_budget_look();
+	(void)iswf_budget_look();
 	return 0;
 }
 
@@ -108,7 +108,7 @@ static void look_at_files(uint64_t refaults, uint64_t now)
 	B->refaults_last = refaults;
 }
 
-void iswf_budget_look(void)
+bool iswf_budget_look(void)
 {
 	static char stat[STAT_BYTES]; /* one thread at a time: see looked_ns */
 	char usage[32];
@@ -118,7 +118,7 @@ void iswf_budget_look(void)
 	/* Signed: while one thread looks, the time is in the future. */
 	if ((int64_t)(now - looked) < (int64_t)LOOK_NS ||
 	    !atomic_compare_exchange_strong(&B->looked_ns, &looked, now + 100 * LOOK_NS))
-		return;
+		return false;
 	if (read_text(B->stat_fd, stat, sizeof(stat)) &&
 	    read_text(B->usage_fd, usage, sizeof(usage))) {
 		used = (int64_t)strtoull(usage, NULL, 10) -
@@ -133,4 +133,5 @@ void iswf_budget_look(void)
 		pthread_mutex_unlock(&A->lock);
 	}
 	atomic_store(&B->looked_ns, now);
+	return true;
 }

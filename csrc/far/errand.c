@@ -17,6 +17,7 @@ enum { SLOT_FREE, SLOT_TAKEN, SLOT_ASKED, SLOT_DONE };
 static struct {
 	atomic_uint state;
 	enum iswf_errand errand;
+	enum iswf_why why;
 	char *at;
 	size_t bytes;
 	bool result;
@@ -30,13 +31,13 @@ static void futex(atomic_uint *word, int op, unsigned int value)
 }
 
 /* The blocks that [at, at + bytes) touches. */
-static void hand_back(char *at, size_t bytes)
+static void hand_back(char *at, size_t bytes, enum iswf_why why)
 {
 	uint32_t first = (uint32_t)((at - A->arena) / ISWF_BLOCK_BYTES);
 	uint32_t end = (uint32_t)((at + bytes - 1 - A->arena) / ISWF_BLOCK_BYTES) + 1;
 
 	pthread_mutex_lock(&A->lock);
-	iswf_hand_back(first, end < A->blocks_count ? end : A->blocks_count, true);
+	iswf_hand_back(first, end < A->blocks_count ? end : A->blocks_count, true, why);
 	pthread_mutex_unlock(&A->lock);
 }
 
@@ -59,7 +60,7 @@ static void discard_range(char *at, size_t bytes)
 	pthread_mutex_unlock(&A->lock);
 }
 
-static bool run(enum iswf_errand errand, char *at, size_t bytes)
+static bool run(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
 {
 	switch (errand) {
 	case ISWF_GIVE:
@@ -71,7 +72,7 @@ static bool run(enum iswf_errand errand, char *at, size_t bytes)
 	case ISWF_RESIZE:
 		return iswf_resize(at, bytes);
 	case ISWF_HAND_BACK:
-		hand_back(at, bytes);
+		hand_back(at, bytes, why);
 		return true;
 	case ISWF_DISCARD_RANGE:
 		discard_range(at, bytes);
@@ -80,7 +81,7 @@ static bool run(enum iswf_errand errand, char *at, size_t bytes)
 	return false;
 }
 
-static bool send_errand(enum iswf_errand errand, char *at, size_t bytes)
+static bool send_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
 {
 	unsigned int state = SLOT_FREE;
 	bool result;
@@ -90,6 +91,7 @@ static bool send_errand(enum iswf_errand errand, char *at, size_t bytes)
 		state = SLOT_FREE;
 	}
 	slot.errand = errand;
+	slot.why = why;
 	slot.at = at;
 	slot.bytes = bytes;
 	atomic_store(&slot.state, SLOT_ASKED);
@@ -112,16 +114,16 @@ void *iswf_errand_main(void *arg)
 			futex(&slot.state, FUTEX_WAIT, state);
 			continue;
 		}
-		slot.result = run(slot.errand, slot.at, slot.bytes);
+		slot.result = run(slot.errand, slot.at, slot.bytes, slot.why);
 		atomic_store(&slot.state, SLOT_DONE);
 		futex(&slot.state, FUTEX_WAKE, INT32_MAX);
 	}
 	return NULL;
 }
 
-bool iswf_run_errand(enum iswf_errand errand, char *at, size_t bytes)
+bool iswf_run_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
 {
 	if (iswf_is_ours(__builtin_frame_address(0)))
-		return send_errand(errand, at, bytes);
-	return run(errand, at, bytes);
+		return send_errand(errand, at, bytes, why);
+	return run(errand, at, bytes, why);
 }

@@ -103,7 +103,7 @@ static void start_if_wanted(void)
 		(void)is_on();
 }
 
-static bool errand(enum iswf_errand what, void *at, size_t bytes)
+static bool errand_why(enum iswf_errand what, void *at, size_t bytes, enum iswf_why why)
 {
 	sigset_t all, before;
 	int err = errno;
@@ -111,10 +111,15 @@ static bool errand(enum iswf_errand what, void *at, size_t bytes)
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	result = iswf_run_errand(what, at, bytes);
+	result = iswf_run_errand(what, at, bytes, why);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	errno = err;
 	return result;
+}
+
+static bool errand(enum iswf_errand what, void *at, size_t bytes)
+{
+	return errand_why(what, at, bytes, ISWF_WHYS);
 }
 
 static void *take(size_t bytes, size_t align)
@@ -261,10 +266,10 @@ static bool is_large_mapping(const void *at, size_t bytes, int prot, int flags)
 }
 
 /* From here on the range is the kernel's alone. */
-static void surrender(void *at, size_t bytes)
+static void surrender(void *at, size_t bytes, enum iswf_why why)
 {
 	if (has_agent() && bytes != 0)
-		(void)errand(ISWF_HAND_BACK, at, bytes);
+		(void)errand_why(ISWF_HAND_BACK, at, bytes, why);
 }
 
 EXPORT void *mmap(void *at, size_t bytes, int prot, int flags, int fd, off_t offset)
@@ -280,7 +285,7 @@ EXPORT void *mmap(void *at, size_t bytes, int prot, int flags, int fd, off_t off
 			return taken;
 	}
 	if (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) && iswf_is_ours(at))
-		surrender(at, bytes);
+		surrender(at, bytes, ISWF_WHY_FIXED);
 	return NEXT->mmap(at, bytes, prot, flags, fd, offset);
 }
 
@@ -309,7 +314,7 @@ EXPORT void *mremap(void *at, size_t old, size_t bytes, int flags, ...)
 		return NEXT->mremap(at, old, bytes, flags, to);
 	/* A part of a mapping, or one over which something else is laid: the kernel's affair. */
 	if (flags & MREMAP_FIXED || bytes == 0 || size_of(at) != pages_bytes(old)) {
-		surrender(at, old);
+		surrender(at, old, ISWF_WHY_MOVED);
 		return NEXT->mremap(at, old, bytes, flags, to);
 	}
 	if (errand(ISWF_RESIZE, at, bytes))
@@ -344,7 +349,7 @@ EXPORT int madvise(void *at, size_t bytes, int advice)
 	case MADV_PAGEOUT:
 		return 0; /* advice that would only split our range */
 	default:
-		surrender(at, bytes);
+		surrender(at, bytes, ISWF_WHY_ADVICE);
 		return NEXT->madvise(at, bytes, advice);
 	}
 }
@@ -352,21 +357,21 @@ EXPORT int madvise(void *at, size_t bytes, int advice)
 EXPORT int mprotect(void *at, size_t bytes, int prot)
 {
 	if (iswf_is_ours(at) && prot != (PROT_READ | PROT_WRITE))
-		surrender(at, bytes);
+		surrender(at, bytes, ISWF_WHY_PROTECTED);
 	return NEXT->mprotect(at, bytes, prot);
 }
 
 EXPORT int mlock(const void *at, size_t bytes)
 {
 	if (iswf_is_ours(at))
-		surrender((void *)(uintptr_t)at, bytes);
+		surrender((void *)(uintptr_t)at, bytes, ISWF_WHY_LOCKED);
 	return NEXT->mlock(at, bytes);
 }
 
 EXPORT int mlock2(const void *at, size_t bytes, unsigned int flags)
 {
 	if (iswf_is_ours(at))
-		surrender((void *)(uintptr_t)at, bytes);
+		surrender((void *)(uintptr_t)at, bytes, ISWF_WHY_LOCKED);
 	return NEXT->mlock2(at, bytes, flags);
 }
 
@@ -402,7 +407,7 @@ EXPORT long syscall(long number, ...)
 	va_end(more);
 #ifdef SYS_mbind
 	if (number == SYS_mbind && iswf_is_ours((void *)a[0]))
-		surrender((void *)a[0], (size_t)a[1]);
+		surrender((void *)a[0], (size_t)a[1], ISWF_WHY_POLICY);
 #endif
 	return NEXT->syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }

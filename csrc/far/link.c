@@ -112,6 +112,33 @@ static int hear_welcome(struct iswf_welcome *welcome, int fds[3])
 	return 0;
 }
 
+/* Lock held. */
+static void tell(void)
+{
+	struct iswf_told *told = &L->ring->told;
+	const struct iswf_counts *count = &iswf_agent.count;
+
+	atomic_store_explicit(&told->pages_out, count->pages_out, memory_order_relaxed);
+	atomic_store_explicit(&told->pages_in, count->pages_in, memory_order_relaxed);
+	atomic_store_explicit(&told->small_fetches, count->small_fetches, memory_order_relaxed);
+	atomic_store_explicit(&told->fetches, count->fetches, memory_order_relaxed);
+	atomic_store_explicit(&told->fetch_wait_ns, count->fetch_wait_ns, memory_order_relaxed);
+	atomic_store_explicit(&told->room_waits, count->room_waits, memory_order_relaxed);
+	atomic_store_explicit(&told->room_wait_ns, count->room_wait_ns, memory_order_relaxed);
+	atomic_store_explicit(&told->pages_lost, count->pages_lost, memory_order_relaxed);
+	for (uint32_t why = 0; why < ISWF_WHYS; why++)
+		atomic_store_explicit(&told->pages_back[why], count->handed_back[why],
+				      memory_order_relaxed);
+}
+
+void iswf_link_tell(void)
+{
+	pthread_mutex_lock(&L->lock);
+	if (L->ring != NULL)
+		tell();
+	pthread_mutex_unlock(&L->lock);
+}
+
 /* Puts the new ring in the old one's place. */
 static int use_ring(const struct iswf_welcome *welcome, const int fds[3])
 {
@@ -126,6 +153,7 @@ static int use_ring(const struct iswf_welcome *welcome, const int fds[3])
 	L->bell[ISWF_KIND_READ] = iswf_own_fd(fds[1]);
 	L->bell[ISWF_KIND_WRITE] = iswf_own_fd(fds[2]);
 	L->ring = ring;
+	tell();
 	L->client = welcome->client;
 	L->blocks = welcome->blocks_max;
 	memcpy(L->token, welcome->token, sizeof(L->token));

@@ -56,6 +56,30 @@ struct iswf_slot {
 	uint32_t unused[10];
 };
 
+/* Why pages were handed back: from then on they are the kernel's, in memory or in the swap area. */
+enum iswf_why {
+	ISWF_WHY_FORK,      /* the process forked */
+	ISWF_WHY_LOCKED,    /* mlock */
+	ISWF_WHY_PROTECTED, /* mprotect other than read and write */
+	ISWF_WHY_POLICY,    /* mbind */
+	ISWF_WHY_FIXED,     /* a mapping was laid over them */
+	ISWF_WHY_MOVED,     /* mremap of a part */
+	ISWF_WHY_ADVICE,    /* madvise */
+	ISWF_WHY_ENDED,     /* mlockall: nothing of the process is far from then on */
+	ISWF_WHY_PINNED,    /* the kernel refused to move them, again and again */
+	ISWF_WHYS
+};
+
+/*
+ * What an agent says of itself, for people: the front end adds it up and shows it, and nothing else
+ * depends on it. Within one ring no count falls; a new ring begins with the totals so far. Relaxed.
+ */
+struct iswf_told {
+	_Atomic uint64_t pages_out, pages_in, small_fetches, fetches, fetch_wait_ns, room_waits,
+		room_wait_ns, pages_lost;
+	_Atomic uint64_t pages_back[ISWF_WHYS];
+};
+
 /*
  * Answers. -ENOSPC: no room for one more block; nothing was written. -EIO: of a read: read by
  * single pages to learn which are lost; of a write: not stored, the agent keeps the bytes.
@@ -65,10 +89,13 @@ struct iswf_slot {
 
 struct iswf_ring {
 	struct iswf_slot slots[ISWF_SLOTS];
+	struct iswf_told told;
 };
 
 #define ISWF_RING_HEADER_BYTES 4096u
 #define ISWF_RING_BYTES        (ISWF_RING_HEADER_BYTES + ISWF_SLOTS * ISWF_BLOCK_BYTES)
+
+_Static_assert(sizeof(struct iswf_ring) <= ISWF_RING_HEADER_BYTES, "the ring's header is a page");
 
 static inline uint32_t iswf_first_slot(uint32_t kind)
 {
@@ -87,19 +114,37 @@ static inline char *iswf_bytes(struct iswf_ring *ring, uint32_t slot)
 	return (char *)ring + ISWF_RING_HEADER_BYTES + (uint64_t)slot * ISWF_BLOCK_BYTES;
 }
 
-/* With two descriptors: the front end's end of the process's socket pair, and its userfaultfd. */
+/* Why a process has no agent. */
+enum iswf_off {
+	ISWF_OFF_NONE,
+	ISWF_OFF_KERNEL,     /* no userfaultfd that moves pages */
+	ISWF_OFF_PERMISSION, /* userfaultfd may not be used */
+	ISWF_OFF_CGROUP,     /* the files of the job's cgroup cannot be read */
+	ISWF_OFF_ADDRESSES,  /* RLIMIT_AS, RLIMIT_DATA or overcommit 2 leave too few */
+	ISWF_OFF_LOCKED,     /* mlockall(MCL_FUTURE) */
+	ISWF_OFF_THREADS,    /* a thread cannot be started */
+	ISWF_OFF_RESOURCES,  /* descriptors or memory are missing */
+	ISWF_OFFS
+};
+
+/*
+ * With two descriptors: the front end's end of the process's socket pair, and its userfaultfd.
+ * Where `off` is not ISWF_OFF_NONE there are none, and no answer: the front end counts the reason.
+ */
 struct iswf_hello {
 	uint32_t magic, version;
 	uint32_t client; /* 0: a new one; else the one that was given this token: it keeps its
 			    blocks */
-	uint32_t unused;
+	uint32_t off;    /* enum iswf_off */
 	uint8_t token[ISWF_TOKEN_BYTES];
 };
 
 /* With three descriptors: the ring's memory, then a bell for each kind; with none if refused. */
 struct iswf_welcome {
 	uint32_t magic, version;
-	int32_t refused; /* 0, or -errno: -EPROTO: other version, -ENOSPC: too many processes */
+	/* 0, or -errno. -EPROTO (another version) and -EINVAL (an unknown client) are final; who
+	 * came back asks again after any other. -ENOSPC: too many processes. */
+	int32_t refused;
 	uint32_t client;
 	uint32_t blocks_max; /* numbers of blocks are below this */
 	uint32_t unused;

@@ -88,7 +88,8 @@ static void *evict_main(void *arg)
 	for (;;) {
 		struct timespec until;
 
-		iswf_budget_look();
+		if (iswf_budget_look())
+			iswf_link_tell();
 		if (work_once())
 			continue;
 		clock_gettime(CLOCK_REALTIME, &until);
@@ -140,7 +141,7 @@ static int start_threads(void)
  * A forked child has no agent and gets nothing of the arena that is not the kernel's. So all that
  * is in use comes home first, and stays. Others allocate nothing more until the child is made.
  */
-static void before_fork(void)
+static void bring_all_home(enum iswf_why why)
 {
 	bool more;
 
@@ -151,8 +152,13 @@ static void before_fork(void)
 		for (uint32_t i = 0; i < A->blocks_count && !more; i++)
 			more = !A->blocks[i].left && iswf_mask_any(&A->blocks[i].live);
 		if (more)
-			iswf_hand_back(0, A->blocks_count, true);
+			iswf_hand_back(0, A->blocks_count, true, why);
 	} while (more);
+}
+
+static void before_fork(void)
+{
+	bring_all_home(ISWF_WHY_FORK);
 }
 
 static void after_fork(void)
@@ -172,7 +178,7 @@ void iswf_end(void)
 	if (atomic_load(&iswf_phase) != ISWF_ON)
 		return;
 	atomic_store(&iswf_phase, ISWF_REFUSED);
-	before_fork();
+	bring_all_home(ISWF_WHY_ENDED);
 	pthread_mutex_unlock(&A->lock);
 }
 

@@ -380,7 +380,7 @@ static void hand_back(uint32_t block)
 	if (is_busy(block))
 		return;
 	pthread_mutex_lock(&A->lock);
-	iswf_hand_back(block, block + 1, true);
+	iswf_hand_back(block, block + 1, true, ISWF_WHY_LOCKED);
 	pthread_mutex_unlock(&A->lock);
 }
 
