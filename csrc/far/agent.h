@@ -149,7 +149,7 @@ void iswf_mask_take(struct iswf_mask *mask, const struct iswf_mask *less);
 /* The first run of set pages from *first on: its length, 0 when there is none. */
 uint32_t iswf_mask_run(const struct iswf_mask *mask, uint32_t *first);
 
-/* ------------------------------------------------ handlers of blocks (blocks.c) */
+/* ---- handlers of blocks (fault.c, evict.c, give_back.c; what they share: blocks.h) */
 
 static inline char *iswf_at(uint32_t block)
 {

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a block leaves: aside, then to the device; and how the device's place for it is given up. */
+#include <errno.h>
+#include <string.h>
+
+#include "far/blocks.h"
+
+/* Moves out in a row that may fail (pages pinned or shared) before a block is left at home. */
+#define REFUSALS_MAX 8u
+#define FULL_NS      1000000000ull /* eviction rests so long when the device has no room */
+
+#define A (&iswf_agent)
+
+/* Lock held, claimed; the pages were moved, or some were. */
+static void moved_aside(struct iswf_block *b, uint32_t block, const struct iswf_mask *moved)
+{
+	b->aside = *moved;
+	iswf_mask_take(&b->home, moved);
+	b->refusals = 0;
+	b->window = b->window_end = 0;
+	b->small_fetches = 0;
+	iswf_queue_add(ISWF_Q_ASIDE, block);
+}
+
+static void stays(struct iswf_block *b, uint32_t block)
+{
+	iswf_count(&A->count.refused_moves, 1);
+	iswf_queue_add(ISWF_Q_HOME, block); /* at its end */
+	if (++b->refusals < REFUSALS_MAX)
+		return;
+	b->fixed = true;
+	iswf_count(&A->count.handed_back[ISWF_WHY_PINNED], iswf_mask_count(&b->home));
+}
+
+bool iswf_evict(void)
+{
+	struct iswf_mask home, moved;
+	struct iswf_block *b;
+	uint32_t block = ISWF_NONE;
+
+	pthread_mutex_lock(&A->lock);
+	if (!A->resting && A->shadow_free_count > 0 && iswf_now_ns() >= A->full_until_ns)
+		block = iswf_claim_first(ISWF_Q_HOME);
+	if (block == ISWF_NONE) {
+		pthread_mutex_unlock(&A->lock);
+		return false;
+	}
+	b = &A->blocks[block];
+	iswf_shadow_take(b);
+	home = b->home;
+	pthread_mutex_unlock(&A->lock);
+
+	moved = iswf_move_runs(iswf_shadow_of(b), iswf_at(block), &home);
+	if (memcmp(&moved, &home, sizeof(home)) != 0 && iswf_mask_any(&moved))
+		iswf_put_back(block, &moved); /* some are pinned: a block leaves whole */
+
+	pthread_mutex_lock(&A->lock);
+	if (memcmp(&moved, &home, sizeof(home)) == 0) {
+		moved_aside(b, block, &moved);
+	} else {
+		iswf_shadow_give(b);
+		stays(b, block);
+	}
+	iswf_release(block);
+	pthread_mutex_unlock(&A->lock);
+	return true;
+}
+
+/* Sends the live pages; returns those that the device has now. *code_out: why not all. */
+static struct iswf_mask send_runs(uint32_t block, const struct iswf_mask *pages, int *code_out)
+{
+	struct iswf_mask sent = {{0}};
+	uint32_t run;
+
+	*code_out = 0;
+	for (uint32_t first = 0; (run = iswf_mask_run(pages, &first)) != 0; first += run) {
+		struct iswf_mask part = iswf_mask_range(first, first + run);
+
+		*code_out = A->ops->ask(ISWF_WRITE, block, first, run,
+					iswf_shadow_of(&A->blocks[block]) +
+						(size_t)first * ISWF_PAGE_BYTES,
+					NULL, NULL);
+		if (*code_out != 0)
+			break;
+		iswf_mask_add(&sent, &part);
+	}
+	return sent;
+}
+
+/* Lock held, claimed: what is aside was sent, was not live, or comes home again. */
+static void sent_aside(struct iswf_block *b, const struct iswf_mask *sent,
+		       const struct iswf_mask *home)
+{
+	int64_t gone = (int64_t)iswf_mask_count(&b->aside) - iswf_mask_count(home);
+
+	b->aside = iswf_mask_range(0, 0);
+	iswf_mask_add(&b->home, home);
+	iswf_mask_add(&b->far, sent);
+	b->placed |= iswf_mask_any(sent);
+	iswf_shadow_give(b);
+	iswf_held_more(-gone);
+	iswf_count(&A->count.pages_out, iswf_mask_count(sent));
+	iswf_count(&A->count.blocks_out, 1);
+}
+
+bool iswf_send(void)
+{
+	struct iswf_mask live, sent, rest;
+	struct iswf_block *b;
+	uint32_t block;
+	int code;
+
+	pthread_mutex_lock(&A->lock);
+	block = A->resting ? ISWF_NONE : iswf_claim_first(ISWF_Q_ASIDE);
+	if (block == ISWF_NONE) {
+		pthread_mutex_unlock(&A->lock);
+		return false;
+	}
+	b = &A->blocks[block];
+	live = iswf_mask_and(&b->aside, &b->live);
+	pthread_mutex_unlock(&A->lock);
+
+	sent = send_runs(block, &live, &code);
+	rest = iswf_mask_without(&live, &sent);
+	if (iswf_mask_any(&rest))
+		iswf_put_back(block, &rest);
+	A->ops->discard(iswf_shadow_of(b), ISWF_BLOCK_BYTES, true); /* F12 */
+
+	pthread_mutex_lock(&A->lock);
+	if (code != 0) {
+		iswf_count(&A->count.no_room, 1);
+		A->full_until_ns = iswf_now_ns() + FULL_NS;
+	}
+	sent_aside(b, &sent, &rest);
+	iswf_release(block);
+	pthread_mutex_unlock(&A->lock);
+	return true;
+}
+
+bool iswf_drop(void)
+{
+	uint32_t block;
+	int code;
+
+	pthread_mutex_lock(&A->lock);
+	block = iswf_claim_first(ISWF_Q_DROP);
+	pthread_mutex_unlock(&A->lock);
+	if (block == ISWF_NONE)
+		return false;
+	code = A->ops->ask(ISWF_DISCARD, block, 0, ISWF_BLOCK_PAGES, NULL, NULL, NULL);
+	pthread_mutex_lock(&A->lock);
+	if (code == 0 || code == -ENOENT)
+		A->blocks[block].placed = false;
+	iswf_release(block);
+	pthread_mutex_unlock(&A->lock);
+	return code == 0;
+}
