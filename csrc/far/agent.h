@@ -118,11 +118,18 @@ struct iswf_agent {
 	int64_t held_pages;     /* of home and aside */
 	int64_t budget_pages;   /* how many may be */
 	uint64_t full_until_ns; /* the device had no room: no eviction until then */
-	bool resting;           /* a fork is under way, or nothing leaves any more: no eviction */
+	bool resting;           /* nothing leaves and nothing is taken any more */
+	atomic_uint forks;      /* under way: likewise until they are done; seq_cst */
 	struct iswf_counts count;
 };
 
 extern struct iswf_agent iswf_agent;
+
+/* Nothing leaves and nothing is taken, now or for good. Lock held. */
+static inline bool iswf_rests(void)
+{
+	return iswf_agent.resting || atomic_load(&iswf_agent.forks) != 0;
+}
 
 /* ------------------------------------------------------------------- masks */
 
@@ -190,6 +197,7 @@ void iswf_give_part(char *at, size_t bytes);
 /* In place: false when there is no room behind it. */
 bool iswf_resize(char *at, size_t bytes);
 int iswf_arena_init(uint64_t pages);
+void iswf_arena_close(void);
 
 static inline bool iswf_is_ours(const void *at)
 {
@@ -203,7 +211,8 @@ static inline bool iswf_is_ours(const void *at)
 
 extern const struct iswf_ops iswf_real_ops; /* memory.c; its ask is link.c's */
 int iswf_memory_open(int device_fd);        /* the userfaultfd, or -errno */
-int iswf_memory_init(uint32_t blocks);      /* ranges, registered */
+int iswf_memory_init(uint32_t blocks);      /* ranges, registered: all or none */
+void iswf_memory_close(void);               /* the userfaultfd */
 /* Next message of the kernel's, in its order: a fault, or an event. memory.c */
 void *iswf_reader_main(void *arg);
 /* Takes one message of the reader's and does what it asks for. Waits for one. */
@@ -211,20 +220,27 @@ void iswf_serve_one(void);
 
 /* link.c. Connects to the device; blocks_out: how many it lends. 0 or -errno. */
 int iswf_link_open(int job_fd, int uffd, uint32_t *blocks_out);
+void iswf_link_close(void);                           /* before its thread runs */
+void iswf_link_refuse(int job_fd, enum iswf_off off); /* tells the device why there is none */
 int iswf_link_ask(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages, char *bytes,
 		  int (*take)(void *ctx, const char *from), void *ctx);
 void *iswf_link_main(void *arg); /* connects again */
 void iswf_link_tell(void);       /* the counts, to people */
 
-/* budget.c */
-/* version: of the cgroup's hierarchy, 1 or 2. 0 or -errno. */
-int iswf_budget_open(uint64_t limit_bytes, int version, const char *cgroup);
+/* budget.c. cgroup: a directory of either hierarchy. 0 or -errno. */
+int iswf_budget_open(const char *cgroup);
+void iswf_budget_close(void);
 bool iswf_budget_look(void); /* at most every few milliseconds; false: not now */
+
+/* surroundings.c. Whether an agent may be here, and how many blocks it may reserve. */
+enum iswf_off iswf_look_around(uint32_t *blocks_max_out);
 
 /* descriptors.c: ours have numbers that programs do not count on, and are spared. */
 int iswf_own_fd(int fd); /* takes fd, which may be -1 with errno; -errno */
 void iswf_close_own(int fd);
-void iswf_keep_own(int fd); /* as it is */
+void iswf_inherit_fd(int fd);         /* as it is; children keep it */
+void iswf_drop_own(void);             /* all but those */
+int iswf_next_own(unsigned int from); /* the lowest of ours from there on, or -1 */
 bool iswf_spares(int fd);
 
 /* start.c */
@@ -232,15 +248,23 @@ enum iswf_phase { ISWF_OFF, ISWF_WANTED, ISWF_STARTING, ISWF_ON, ISWF_REFUSED };
 extern atomic_int iswf_phase;
 /* Called where the program itself calls an allocator: starts what is wanted. True: it is on. */
 bool iswf_start(void);
+void iswf_leave_thread(void); /* the calling thread ends by pthread_exit() */
 uint64_t iswf_now_ns(void);
 
 /*
  * What a program's thread asks for, with its signals blocked; a thread of ours does it where the
- * caller's stack is in the arena (F7).
+ * caller's stack is in the arena (F7). why: of ISWF_HAND_BACK and ISWF_ALL_HOME.
  */
-enum iswf_errand { ISWF_GIVE, ISWF_GIVE_PART, ISWF_RESIZE, ISWF_HAND_BACK, ISWF_DISCARD_RANGE };
-/* why: of ISWF_HAND_BACK. */
-bool iswf_run_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why);
+enum iswf_errand {
+	ISWF_GIVE,
+	ISWF_GIVE_PART,
+	ISWF_RESIZE,
+	ISWF_HAND_BACK,
+	ISWF_DISCARD_RANGE,
+	ISWF_ALL_HOME
+};
+bool iswf_stands_in_arena(void); /* the calling thread's stack is there */
+bool iswf_do_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why);
 void *iswf_errand_main(void *arg);
 /* Nothing of the process's memory leaves any more, and what has left is home. */
 void iswf_end(void);

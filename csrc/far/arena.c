@@ -42,6 +42,16 @@ int iswf_arena_init(uint64_t pages)
 	return 0;
 }
 
+void iswf_arena_close(void)
+{
+	if (extents != NULL)
+		iswf_real()->munmap(extents, EXTENTS_MAX * sizeof(*extents));
+	if (sizes != NULL)
+		iswf_real()->munmap(sizes, arena_pages * sizeof(*sizes));
+	extents = NULL;
+	sizes = NULL;
+}
+
 /* ------------------------------------------------------------ extents; lock held */
 
 static void extent_remove(uint32_t i)
@@ -180,7 +190,7 @@ char *iswf_take(size_t bytes, size_t align)
 	if (pages >= ISWF_BLOCK_PAGES && align_pages < ISWF_BLOCK_PAGES)
 		align_pages = ISWF_BLOCK_PAGES;
 	pthread_mutex_lock(&A->lock);
-	for (i = 0; i < extents_count; i++) {
+	for (i = iswf_rests() ? extents_count : 0; i < extents_count; i++) {
 		first = aligned(extents[i].first, align_pages);
 		if (first + pages <= extents[i].first + extents[i].pages)
 			break;
@@ -264,7 +274,7 @@ bool iswf_resize(char *at, size_t bytes)
 		free_pages(first + pages, old - pages);
 	} else if (pages > old) {
 		i = extent_after(first + old);
-		done = i < extents_count && extents[i].first == first + old &&
+		done = !iswf_rests() && i < extents_count && extents[i].first == first + old &&
 		       extents[i].pages >= pages - old;
 		if (done) {
 			carve(i, first + old, pages - old);

@@ -139,7 +139,7 @@ void iswf_need(int64_t pages)
 {
 	uint64_t begin = 0, now;
 
-	while (A->held_pages + pages > A->budget_pages && !A->resting) {
+	while (A->held_pages + pages > A->budget_pages && !iswf_rests()) {
 		struct timespec until;
 
 		now = iswf_now_ns();

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much of the job's memory may be at home: what its cgroup's limit leaves beside everything
- * else there. Page cache is not counted, since the kernel takes it first; when the job's files are
- * read again and again for that, more is left to them.
+ * How much of the job's memory may be at home: the least that the limits of its cgroup and of that
+ * one's ancestors leave beside everything else there, page tables and locked memory among it. Page
+ * cache is not counted, since the kernel takes it first; when the job's files are read again and
+ * again for that, more is left to them.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -17,80 +18,178 @@
 
 #define LOOK_NS          4000000ull
 #define STAT_BYTES       8192u
-#define MARGIN_SHARE     16u
-#define MARGIN_BYTES_MIN (12ull << 20)
-#define MARGIN_BYTES_MAX (48ull << 20)
+#define PATH_BYTES       1024u
+#define LEVELS_MAX       8u
+#define LIMITS           2u
+#define MARGIN_SHARE     16
+#define MARGIN_BYTES_MIN (12ll << 20)
+#define MARGIN_BYTES_MAX (48ll << 20)
 #define BUDGET_PAGES_MIN (8 * (int64_t)ISWF_BLOCK_PAGES)
-#define REFAULTS_MAX     64u /* pages in FILES_NS: files are read again */
+#define NO_LIMIT         (1ll << 60) /* and above: bytes */
+#define REFAULTS_MAX     64u         /* pages in FILES_NS: files are read again */
 #define FILES_NS         50000000ull
-#define FILES_STEP_BYTES (4ull << 20)
-#define FILES_BACK_BYTES (256ull << 10)
+#define FILES_STEP_BYTES (4ll << 20)
+#define FILES_BACK_BYTES (256ll << 10)
 #define FILES_CALM_NS    2000000000ull
-#define FILES_BYTES_MAX  (160ull << 20)
+#define FILES_BYTES_MAX  (160ll << 20)
 #define REFAULTS_UNKNOWN UINT64_MAX
 
 #define A (&iswf_agent)
 
+/* The names of either version of cgroups. */
+struct names {
+	const char *usage, *limits[LIMITS];
+	const char *inactive_file, *active_file, *refaults; /* in memory.stat */
+};
+
+static const struct names versions[] = {
+	{"memory.usage_in_bytes",
+	 {"memory.limit_in_bytes", NULL},
+	 "total_inactive_file ",
+	 "total_active_file ",
+	 "total_workingset_refault_file "},
+	{"memory.current",
+	 {"memory.max", "memory.high"},
+	 "inactive_file ",
+	 "active_file ",
+	 "workingset_refault_file "},
+};
+
+/* The job's cgroup, then those of its ancestors that have a limit when the agent starts. */
+struct level {
+	int usage_fd, stat_fd, limit_fds[LIMITS];
+};
+
 static struct {
-	int stat_fd, usage_fd;
-	uint64_t limit_bytes, margin_bytes;
-	const char *inactive_file, *active_file, *refaults; /* names in `stat` */
+	const struct names *names;
+	struct level levels[LEVELS_MAX];
+	uint32_t levels_count;
 	atomic_uint_fast64_t looked_ns;
-	uint64_t files_bytes, files_looked_ns, disturbed_ns, refaults_last;
-} budget = {.stat_fd = -1, .usage_fd = -1, .refaults_last = REFAULTS_UNKNOWN};
+	int64_t files_bytes;
+	uint64_t files_looked_ns, disturbed_ns, refaults_last;
+} budget = {.refaults_last = REFAULTS_UNKNOWN};
 
 #define B (&budget)
 
+/* ------------------------------------------------------------------- files */
+
 static int open_file(const char *cgroup, const char *name)
 {
-	char path[512];
+	char path[PATH_BYTES + 64];
 
-	if (snprintf(path, sizeof(path), "%s/%s", cgroup, name) >= (int)sizeof(path))
-		return -ENAMETOOLONG;
+	snprintf(path, sizeof(path), "%s/%s", cgroup, name);
 	return iswf_own_fd(open(path, O_RDONLY | O_CLOEXEC));
 }
 
-int iswf_budget_open(uint64_t limit_bytes, int version, const char *cgroup)
+static bool is_there(const char *cgroup, const char *name)
 {
-	uint64_t margin = limit_bytes / MARGIN_SHARE;
+	char path[PATH_BYTES + 64];
 
-	B->limit_bytes = limit_bytes;
-	B->margin_bytes = margin < MARGIN_BYTES_MIN   ? MARGIN_BYTES_MIN
-			  : margin > MARGIN_BYTES_MAX ? MARGIN_BYTES_MAX
-						      : margin;
-	B->inactive_file = version == 1 ? "total_inactive_file " : "inactive_file ";
-	B->active_file = version == 1 ? "total_active_file " : "active_file ";
-	B->refaults = "workingset_refault_file ";
-	B->stat_fd = open_file(cgroup, "memory.stat");
-	B->usage_fd = open_file(cgroup, version == 1 ? "memory.usage_in_bytes" : "memory.current");
-	if (B->stat_fd < 0 || B->usage_fd < 0)
-		return B->stat_fd < 0 ? B->stat_fd : B->usage_fd;
-	(void)iswf_budget_look();
-	return 0;
-}
-
-static uint64_t number_in(const char *stat, const char *name)
-{
-	size_t bytes = strlen(name);
-
-	for (const char *line = stat; line != NULL;) {
-		if (strncmp(line, name, bytes) == 0)
-			return strtoull(line + bytes, NULL, 10);
-		line = strchr(line, '\n');
-		line = line == NULL ? NULL : line + 1;
-	}
-	return 0;
+	snprintf(path, sizeof(path), "%s/%s", cgroup, name);
+	return access(path, F_OK) == 0;
 }
 
 static bool read_text(int fd, char *text, size_t bytes)
 {
-	ssize_t got = pread(fd, text, bytes - 1, 0);
+	ssize_t got = fd < 0 ? -1 : pread(fd, text, bytes - 1, 0);
 
 	if (got <= 0)
 		return false;
 	text[got] = '\0';
 	return true;
 }
+
+static int64_t number_in(const char *stat, const char *name)
+{
+	size_t bytes = strlen(name);
+
+	for (const char *line = stat; line != NULL;) {
+		if (strncmp(line, name, bytes) == 0)
+			return (int64_t)strtoull(line + bytes, NULL, 10);
+		line = strchr(line, '\n');
+		line = line == NULL ? NULL : line + 1;
+	}
+	return 0;
+}
+
+/* The least of its limits in bytes, or NO_LIMIT. */
+static int64_t limit_of(const struct level *level)
+{
+	int64_t least = NO_LIMIT;
+	char text[32];
+
+	for (uint32_t i = 0; i < LIMITS; i++) {
+		if (!read_text(level->limit_fds[i], text, sizeof(text)) || text[0] == 'm') /* max */
+			continue;
+		int64_t limit = (int64_t)strtoull(text, NULL, 10);
+
+		if (limit >= 0 && limit < least)
+			least = limit;
+	}
+	return least;
+}
+
+/* ------------------------------------------------------------------- levels */
+
+static void close_level(struct level *level)
+{
+	iswf_close_own(level->usage_fd);
+	iswf_close_own(level->stat_fd);
+	for (uint32_t i = 0; i < LIMITS; i++)
+		iswf_close_own(level->limit_fds[i]);
+}
+
+/* 1: it has a limit; 0: it has none, or no files of limits, and is closed unless it is the job's.
+ */
+static int open_level(const char *cgroup, struct level *level)
+{
+	bool is_job = level == B->levels;
+
+	for (uint32_t i = 0; i < LIMITS; i++)
+		level->limit_fds[i] =
+			B->names->limits[i] == NULL ? -1 : open_file(cgroup, B->names->limits[i]);
+	level->usage_fd = level->stat_fd = -1;
+	if (is_job || limit_of(level) < NO_LIMIT) {
+		level->usage_fd = open_file(cgroup, B->names->usage);
+		level->stat_fd = open_file(cgroup, "memory.stat");
+		if (level->usage_fd >= 0 && level->stat_fd >= 0)
+			return 1;
+	}
+	close_level(level);
+	return is_job ? -ENOENT : 0;
+}
+
+void iswf_budget_close(void)
+{
+	while (B->levels_count > 0)
+		close_level(&B->levels[--B->levels_count]);
+}
+
+int iswf_budget_open(const char *cgroup)
+{
+	char path[PATH_BYTES];
+
+	if (snprintf(path, sizeof(path), "%s", cgroup) >= (int)sizeof(path))
+		return -ENAMETOOLONG;
+	B->names = &versions[is_there(path, versions[1].usage)];
+	do {
+		int code = B->levels_count == LEVELS_MAX
+				   ? -E2BIG
+				   : open_level(path, &B->levels[B->levels_count]);
+		char *end = strrchr(path, '/');
+
+		if (code < 0)
+			return code;
+		B->levels_count += (uint32_t)code;
+		if (end == NULL || end == path)
+			break;
+		*end = '\0';
+	} while (is_there(path, "cgroup.procs"));
+	(void)iswf_budget_look();
+	return 0;
+}
+
+/* ------------------------------------------------------------------- looking */
 
 /* Leaves the files more while they are read again, and slowly less afterwards. */
 static void look_at_files(uint64_t refaults, uint64_t now)
@@ -108,30 +207,44 @@ static void look_at_files(uint64_t refaults, uint64_t now)
 	B->refaults_last = refaults;
 }
 
-bool iswf_budget_look(void)
+/* The least of `least` and what this level leaves, in bytes; below 0: it has too much. */
+static int64_t least_spare(const struct level *level, int64_t least, uint64_t now)
 {
 	static char stat[STAT_BYTES]; /* one thread at a time: see looked_ns */
 	char usage[32];
+	int64_t limit = limit_of(level), margin = limit / MARGIN_SHARE, spare;
+
+	if (limit == NO_LIMIT || !read_text(level->usage_fd, usage, sizeof(usage)))
+		return least;
+	margin = margin < MARGIN_BYTES_MIN   ? MARGIN_BYTES_MIN
+		 : margin > MARGIN_BYTES_MAX ? MARGIN_BYTES_MAX
+					     : margin;
+	spare = limit - margin - (int64_t)strtoull(usage, NULL, 10);
+	/* With the files it is more still. */
+	if (spare >= least || !read_text(level->stat_fd, stat, sizeof(stat)))
+		return least;
+	if (level == B->levels)
+		look_at_files((uint64_t)number_in(stat, B->names->refaults), now);
+	spare += number_in(stat, B->names->inactive_file) + number_in(stat, B->names->active_file);
+	return spare < least ? spare : least;
+}
+
+bool iswf_budget_look(void)
+{
 	uint64_t now = iswf_now_ns(), looked = atomic_load(&B->looked_ns);
-	int64_t used, spare;
+	int64_t spare = NO_LIMIT;
 
 	/* Signed: while one thread looks, the time is in the future. */
 	if ((int64_t)(now - looked) < (int64_t)LOOK_NS ||
 	    !atomic_compare_exchange_strong(&B->looked_ns, &looked, now + 100 * LOOK_NS))
 		return false;
-	if (read_text(B->stat_fd, stat, sizeof(stat)) &&
-	    read_text(B->usage_fd, usage, sizeof(usage))) {
-		used = (int64_t)strtoull(usage, NULL, 10) -
-		       (int64_t)number_in(stat, B->inactive_file) -
-		       (int64_t)number_in(stat, B->active_file);
-		look_at_files(number_in(stat, B->refaults), now);
-		spare = (int64_t)(B->limit_bytes - B->margin_bytes - B->files_bytes) - used;
-		pthread_mutex_lock(&A->lock);
-		A->budget_pages = A->held_pages + spare / (int64_t)ISWF_PAGE_BYTES;
-		if (A->budget_pages < BUDGET_PAGES_MIN)
-			A->budget_pages = BUDGET_PAGES_MIN;
-		pthread_mutex_unlock(&A->lock);
-	}
+	for (uint32_t i = 0; i < B->levels_count; i++)
+		spare = least_spare(&B->levels[i], spare, now);
+	pthread_mutex_lock(&A->lock);
+	A->budget_pages = A->held_pages + (spare - B->files_bytes) / (int64_t)ISWF_PAGE_BYTES;
+	if (A->budget_pages < BUDGET_PAGES_MIN)
+		A->budget_pages = BUDGET_PAGES_MIN;
+	pthread_mutex_unlock(&A->lock);
 	atomic_store(&B->looked_ns, now);
 	return true;
 }

@@ -4,7 +4,10 @@
  * of it while it holds the lock (F7), so a thread of ours does its errand meanwhile.
  */
 #define _GNU_SOURCE 1
+#include <errno.h>
 #include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -38,6 +41,16 @@ static void hand_back(char *at, size_t bytes, enum iswf_why why)
 
 	pthread_mutex_lock(&A->lock);
 	iswf_hand_back(first, end < A->blocks_count ? end : A->blocks_count, true, why);
+	pthread_mutex_unlock(&A->lock);
+}
+
+/* Nothing is taken meanwhile: a fork is under way, or it is the end. */
+static void bring_all_home(enum iswf_why why)
+{
+	pthread_mutex_lock(&A->lock);
+	if (why == ISWF_WHY_ENDED)
+		A->resting = true;
+	iswf_hand_back(0, A->blocks_count, true, why);
 	pthread_mutex_unlock(&A->lock);
 }
 
@@ -76,6 +89,9 @@ static bool run(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why w
 		return true;
 	case ISWF_DISCARD_RANGE:
 		discard_range(at, bytes);
+		return true;
+	case ISWF_ALL_HOME:
+		bring_all_home(why);
 		return true;
 	}
 	return false;
@@ -121,9 +137,23 @@ void *iswf_errand_main(void *arg)
 	return NULL;
 }
 
-bool iswf_run_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
+/* errno is one of the thread-local variables, which lie on a stack that was made there. */
+bool iswf_stands_in_arena(void)
 {
-	if (iswf_is_ours(__builtin_frame_address(0)))
-		return send_errand(errand, at, bytes, why);
-	return run(errand, at, bytes, why);
+	return iswf_is_ours(__builtin_frame_address(0)) || iswf_is_ours(&errno);
+}
+
+bool iswf_do_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
+{
+	sigset_t all, before;
+	int err = errno;
+	bool result;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before); /* libc keeps its own out of it */
+	result = iswf_stands_in_arena() ? send_errand(errand, at, bytes, why)
+					: run(errand, at, bytes, why);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	errno = err;
+	return result;
 }

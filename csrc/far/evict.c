@@ -39,7 +39,7 @@ bool iswf_evict(void)
 	uint32_t block = ISWF_NONE;
 
 	pthread_mutex_lock(&A->lock);
-	if (!A->resting && A->shadow_free_count > 0 && iswf_now_ns() >= A->full_until_ns)
+	if (!iswf_rests() && A->shadow_free_count > 0 && iswf_now_ns() >= A->full_until_ns)
 		block = iswf_claim_first(ISWF_Q_HOME);
 	if (block == ISWF_NONE) {
 		pthread_mutex_unlock(&A->lock);
@@ -111,7 +111,7 @@ bool iswf_send(void)
 	int code;
 
 	pthread_mutex_lock(&A->lock);
-	block = A->resting ? ISWF_NONE : iswf_claim_first(ISWF_Q_ASIDE);
+	block = iswf_rests() ? ISWF_NONE : iswf_claim_first(ISWF_Q_ASIDE);
 	if (block == ISWF_NONE) {
 		pthread_mutex_unlock(&A->lock);
 		return false;

@@ -65,6 +65,7 @@ static void look_up(void)
 	LOOK(mmap), LOOK(munmap), LOOK(mremap), LOOK(madvise), LOOK(mprotect);
 	LOOK(mlock), LOOK(mlock2), LOOK(mlockall), LOOK(prctl), LOOK(syscall);
 	LOOK(close), LOOK(close_range), LOOK(closefrom), LOOK(dup2), LOOK(dup3);
+	LOOK(pthread_exit), LOOK(pthread_attr_setstack);
 	looking = false;
 #undef LOOK
 	atomic_store_explicit(&next_known, true, memory_order_release);
@@ -84,15 +85,20 @@ const struct iswf_real *iswf_real(void)
 /* A program's call of an allocator's: here threads may be started (F9). */
 static bool is_on(void)
 {
+	sigset_t all, before;
+	int phase = atomic_load_explicit(&iswf_phase, memory_order_acquire);
 	bool on;
 
 	if (inside)
 		return false;
-	if (atomic_load_explicit(&iswf_phase, memory_order_acquire) == ISWF_ON)
-		return true;
+	if (phase != ISWF_OFF && phase != ISWF_WANTED)
+		return phase == ISWF_ON;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before); /* a handler may not return */
 	inside = true;
 	on = iswf_start();
 	inside = false;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return on;
 }
 
@@ -103,23 +109,9 @@ static void start_if_wanted(void)
 		(void)is_on();
 }
 
-static bool errand_why(enum iswf_errand what, void *at, size_t bytes, enum iswf_why why)
-{
-	sigset_t all, before;
-	int err = errno;
-	bool result;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	result = iswf_run_errand(what, at, bytes, why);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	errno = err;
-	return result;
-}
-
 static bool errand(enum iswf_errand what, void *at, size_t bytes)
 {
-	return errand_why(what, at, bytes, ISWF_WHYS);
+	return iswf_do_errand(what, at, bytes, ISWF_WHYS);
 }
 
 static void *take(size_t bytes, size_t align)
@@ -127,7 +119,7 @@ static void *take(size_t bytes, size_t align)
 	sigset_t all, before;
 	char *at;
 
-	if (iswf_is_ours(__builtin_frame_address(0)))
+	if (iswf_stands_in_arena())
 		return NULL;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -269,7 +261,7 @@ static bool is_large_mapping(const void *at, size_t bytes, int prot, int flags)
 static void surrender(void *at, size_t bytes, enum iswf_why why)
 {
 	if (has_agent() && bytes != 0)
-		(void)errand_why(ISWF_HAND_BACK, at, bytes, why);
+		(void)iswf_do_errand(ISWF_HAND_BACK, at, bytes, why);
 }
 
 EXPORT void *mmap(void *at, size_t bytes, int prot, int flags, int fd, off_t offset)
@@ -319,11 +311,13 @@ EXPORT void *mremap(void *at, size_t old, size_t bytes, int flags, ...)
 	}
 	if (errand(ISWF_RESIZE, at, bytes))
 		return at;
-	now = flags & MREMAP_MAYMOVE ? take(bytes, ISWF_BLOCK_BYTES) : NULL;
-	if (now == NULL) {
+	if (!(flags & MREMAP_MAYMOVE)) {
 		errno = ENOMEM;
 		return MAP_FAILED;
 	}
+	now = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (now == MAP_FAILED)
+		return MAP_FAILED;
 	memcpy(now, at, old < bytes ? old : bytes);
 	(void)errand(ISWF_GIVE_PART, at, old);
 	return now;
@@ -405,11 +399,35 @@ EXPORT long syscall(long number, ...)
 	for (int i = 0; i < 6; i++)
 		a[i] = va_arg(more, long);
 	va_end(more);
+	if (number == SYS_close)
+		return close((int)a[0]);
+#ifdef SYS_close_range
+	if (number == SYS_close_range)
+		return close_range((unsigned int)a[0], (unsigned int)a[1], (int)a[2]);
+#endif
 #ifdef SYS_mbind
 	if (number == SYS_mbind && iswf_is_ours((void *)a[0]))
 		surrender((void *)a[0], (size_t)a[1], ISWF_WHY_POLICY);
 #endif
 	return NEXT->syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
+/* ------------------------------------------------------------- threads */
+
+EXPORT _Noreturn void pthread_exit(void *value)
+{
+	iswf_leave_thread();
+	NEXT->pthread_exit(value);
+	abort(); /* it does not return */
+}
+
+/* The kernel writes there when the thread ends, and then waits for no page: who joins would wait
+ * for ever. */
+EXPORT int pthread_attr_setstack(pthread_attr_t *attr, void *at, size_t bytes)
+{
+	if (iswf_is_ours(at))
+		surrender(at, bytes, ISWF_WHY_STACK);
+	return NEXT->pthread_attr_setstack(attr, at, bytes);
 }
 
 /* ------------------------------------------------------------- descriptors */
@@ -425,16 +443,17 @@ EXPORT int close(int fd)
 
 EXPORT int close_range(unsigned int first, unsigned int last, int flags)
 {
-	int code = 0;
+	for (int own;
+	     first <= last && (own = iswf_next_own(first)) >= 0 && (unsigned int)own <= last;
+	     first = (unsigned int)own + 1) {
+		int code = (unsigned int)own > first
+				   ? NEXT->close_range(first, (unsigned int)own - 1, flags)
+				   : 0;
 
-	for (unsigned int fd = first; fd <= last && fd < 65536u; fd++) {
-		if (!iswf_spares((int)fd))
-			continue;
-		if (fd > first)
-			code = NEXT->close_range(first, fd - 1, flags);
-		if (code != 0 || fd == last)
+		if (code != 0)
 			return code;
-		first = fd + 1;
+		if ((unsigned int)own == last)
+			return 0;
 	}
 	return NEXT->close_range(first, last, flags);
 }

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -18,20 +19,26 @@
 #include "far/agent.h"
 #include "far/real.h"
 
-#define ANSWER_S_MAX 1 /* then the waiting thread looks whether the link is another one */
+#define ANSWER_S_MAX 1    /* then the waiting thread looks whether the link is another one */
+#define HELLO_MS_MAX 5000 /* a process that has nothing far yet waits no longer for an answer */
+#define TICK_NS      50000000
+#define WAKE_NS      1000000
 
 /* Under `lock`, which is a leaf. */
 static struct {
 	pthread_mutex_t lock;
 	pthread_cond_t slot_free; /* or the link is another one, or gone */
 	struct iswf_ring *ring;   /* NULL: there is none now */
+	void *memory;             /* where the last ring was, or is */
 	int bell[ISWF_KINDS];
 	uint32_t epoch;
 	bool used[ISWF_SLOTS];
-	bool gone; /* for good */
+	bool gone;    /* for good */
+	bool refused; /* by the device, which so knows of it */
 	uint32_t client, blocks;
 	uint8_t token[ISWF_TOKEN_BYTES];
 	int job, sock, uffd;
+	int ring_fd;    /* kept: the number is needed when the device's process is another one */
 	uint32_t users; /* threads that look at the ring */
 } link_ = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -40,45 +47,93 @@ static struct {
 	.job = -1,
 	.sock = -1,
 	.uffd = -1,
+	.ring_fd = -1,
 };
 
 #define L (&link_)
 
 /* ------------------------------------------------------------------- connecting */
 
-static int send_hello(int their_end)
+static void pause_ns(long ns)
+{
+	const struct timespec time = {.tv_nsec = ns};
+
+	nanosleep(&time, NULL);
+}
+
+/* Every end of the device's is closed: nobody will answer there any more. */
+static bool is_deserted(int sock)
+{
+	struct pollfd ended = {.fd = sock};
+
+	return poll(&ended, 1, 0) == 1 && (ended.revents & POLLHUP) != 0;
+}
+
+/* fds_count: 2, or 0. until_ns: 0: as long as it takes. */
+static int send_hello(int job, enum iswf_off off, const int *fds, uint32_t fds_count,
+		      uint64_t until_ns)
 {
 	struct iswf_hello hello = {
 		.magic = ISWF_MAGIC,
 		.version = ISWF_VERSION,
-		.client = L->client,
+		.client = off == ISWF_OFF_NONE ? L->client : 0,
+		.off = off,
 	};
-	int fds[] = {their_end, L->uffd};
 	union {
-		char bytes[CMSG_SPACE(sizeof(fds))];
+		char bytes[CMSG_SPACE(2 * sizeof(int))];
 		struct cmsghdr align;
 	} control = {.bytes = {0}};
 	struct iovec data = {&hello, sizeof(hello)};
-	struct msghdr message = {
-		.msg_iov = &data,
-		.msg_iovlen = 1,
-		.msg_control = control.bytes,
-		.msg_controllen = sizeof(control.bytes),
-	};
-	struct cmsghdr *part = CMSG_FIRSTHDR(&message);
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
+	struct cmsghdr *part;
 
 	memcpy(hello.token, L->token, sizeof(hello.token));
-	part->cmsg_level = SOL_SOCKET;
-	part->cmsg_type = SCM_RIGHTS;
-	part->cmsg_len = CMSG_LEN(sizeof(fds));
-	memcpy(CMSG_DATA(part), fds, sizeof(fds));
-	while (sendmsg(L->job, &message, MSG_NOSIGNAL) < 0)
-		if (errno != EINTR)
+	if (fds_count > 0) {
+		message.msg_control = control.bytes;
+		message.msg_controllen = sizeof(control.bytes);
+		part = CMSG_FIRSTHDR(&message);
+		part->cmsg_level = SOL_SOCKET;
+		part->cmsg_type = SCM_RIGHTS;
+		part->cmsg_len = CMSG_LEN(fds_count * sizeof(int));
+		memcpy(CMSG_DATA(part), fds, fds_count * sizeof(int));
+	}
+	while (sendmsg(job, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+		if (errno != EINTR && errno != EAGAIN)
 			return -errno;
+		if (errno == EAGAIN && until_ns != 0 && iswf_now_ns() >= until_ns)
+			return -ETIMEDOUT;
+		if (errno == EAGAIN)
+			pause_ns(WAKE_NS);
+	}
 	return 0;
 }
 
-/* The answer, with its descriptors. */
+void iswf_link_refuse(int job_fd, enum iswf_off off)
+{
+	if (!L->refused)
+		(void)send_hello(job_fd, off, NULL, 0, 1);
+}
+
+static int wait_for_welcome(uint64_t until_ns)
+{
+	struct pollfd ready = {.fd = L->sock, .events = POLLIN};
+	int got;
+
+	do {
+		uint64_t now = iswf_now_ns();
+		int wait_ms = until_ns == 0     ? -1
+			      : until_ns <= now ? 0
+						: (int)((until_ns - now) / 1000000) + 1;
+
+		got = poll(&ready, 1, wait_ms);
+	} while (got < 0 && errno == EINTR);
+	return got == 0 ? -ETIMEDOUT : 0;
+}
+
+/*
+ * The answer, with its descriptors. -EMFILE: there are no numbers for them. Then it is still there:
+ * whoever closes a pair with an answer in it has its blocks taken away.
+ */
 static int hear_welcome(struct iswf_welcome *welcome, int fds[3])
 {
 	union {
@@ -93,23 +148,32 @@ static int hear_welcome(struct iswf_welcome *welcome, int fds[3])
 		.msg_controllen = sizeof(control.bytes),
 	};
 	struct cmsghdr *part;
+	size_t count = 0;
 	ssize_t got;
 
 	do
-		got = recvmsg(L->sock, &message, MSG_CMSG_CLOEXEC);
+		got = recvmsg(L->sock, &message, MSG_PEEK | MSG_CMSG_CLOEXEC);
 	while (got < 0 && errno == EINTR);
 	if (got != (ssize_t)sizeof(*welcome))
-		return got < 0 ? -errno : -EPIPE;
+		return got < 0 ? -errno : got == 0 ? -EPIPE : -EPROTO;
+	part = CMSG_FIRSTHDR(&message);
+	if (part != NULL && part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
+		count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		memcpy(fds, CMSG_DATA(part), count * sizeof(int));
+	}
+	if (welcome->magic == ISWF_MAGIC && welcome->version == ISWF_VERSION &&
+	    welcome->refused == 0 && count == 3) {
+		(void)recv(L->sock, welcome, sizeof(*welcome), 0);
+		return 0;
+	}
+	while (count > 0)
+		iswf_real()->close(fds[--count]);
 	if (welcome->magic != ISWF_MAGIC || welcome->version != ISWF_VERSION)
 		return -EPROTO;
-	if (welcome->refused != 0)
-		return welcome->refused;
-	part = CMSG_FIRSTHDR(&message);
-	if (part == NULL || part->cmsg_type != SCM_RIGHTS ||
-	    part->cmsg_len != CMSG_LEN(3 * sizeof(int)))
-		return -EPROTO;
-	memcpy(fds, CMSG_DATA(part), 3 * sizeof(int));
-	return 0;
+	L->refused = welcome->refused != 0;
+	return welcome->refused != 0                   ? welcome->refused
+	       : (message.msg_flags & MSG_CTRUNC) != 0 ? -EMFILE
+						       : -EPROTO;
 }
 
 /* Lock held. */
@@ -139,20 +203,28 @@ void iswf_link_tell(void)
 	pthread_mutex_unlock(&L->lock);
 }
 
-/* Puts the new ring in the old one's place. */
-static int use_ring(const struct iswf_welcome *welcome, const int fds[3])
+/* Maps the new ring where the old one was. */
+static int map_ring(int fd)
 {
-	void *ring = iswf_real()->mmap(NULL, ISWF_RING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
-				       fds[0], 0);
+	int flags = L->memory != NULL ? MAP_SHARED | MAP_FIXED : MAP_SHARED;
 
-	iswf_real()->close(fds[0]);
-	if (ring == MAP_FAILED)
+	L->memory =
+		iswf_real()->mmap(L->memory, ISWF_RING_BYTES, PROT_READ | PROT_WRITE, flags, fd, 0);
+	if (L->memory == MAP_FAILED) {
+		L->memory = NULL;
 		return -ENOMEM;
-	(void)iswf_real()->madvise(ring, ISWF_RING_BYTES, MADV_DONTFORK);
+	}
+	(void)iswf_real()->madvise(L->memory, ISWF_RING_BYTES, MADV_DONTFORK);
+	return 0;
+}
+
+static void use_ring(const struct iswf_welcome *welcome, const int fds[3])
+{
+	L->ring_fd = iswf_own_fd(fds[0]);
 	pthread_mutex_lock(&L->lock);
 	L->bell[ISWF_KIND_READ] = iswf_own_fd(fds[1]);
 	L->bell[ISWF_KIND_WRITE] = iswf_own_fd(fds[2]);
-	L->ring = ring;
+	L->ring = L->memory;
 	tell();
 	L->client = welcome->client;
 	L->blocks = welcome->blocks_max;
@@ -161,27 +233,53 @@ static int use_ring(const struct iswf_welcome *welcome, const int fds[3])
 	memset(L->used, 0, sizeof(L->used));
 	pthread_cond_broadcast(&L->slot_free);
 	pthread_mutex_unlock(&L->lock);
-	return 0;
 }
 
-static int connect_once(void)
+static void close_sock(void)
+{
+	iswf_close_own(L->sock);
+	L->sock = -1;
+}
+
+/*
+ * What is missing here, descriptors or addresses, is waited for by a process that comes back: it
+ * has blocks there, and its pair stays.
+ */
+static int take_welcome(uint64_t until_ns)
 {
 	struct iswf_welcome welcome;
-	int pair[2], fds[3], code;
+	int fds[3], code = wait_for_welcome(until_ns);
+
+	if (code != 0)
+		return code;
+	while ((code = hear_welcome(&welcome, fds)) == -EMFILE && until_ns == 0)
+		pause_ns(TICK_NS);
+	if (code != 0)
+		return code;
+	while ((code = map_ring(fds[0])) != 0 && until_ns == 0)
+		pause_ns(TICK_NS);
+	if (code == 0)
+		use_ring(&welcome, fds);
+	for (uint32_t i = 0; code != 0 && i < 3; i++)
+		iswf_real()->close(fds[i]);
+	return code;
+}
+
+static int connect_once(uint64_t until_ns)
+{
+	int pair[2], fds[2], code;
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
 		return -errno;
 	L->sock = iswf_own_fd(pair[0]);
-	code = send_hello(pair[1]);
+	fds[0] = pair[1];
+	fds[1] = L->uffd;
+	code = send_hello(L->job, ISWF_OFF_NONE, fds, 2, until_ns);
 	iswf_real()->close(pair[1]);
 	if (code == 0)
-		code = hear_welcome(&welcome, fds);
-	if (code == 0)
-		code = use_ring(&welcome, fds);
-	if (code != 0) {
-		iswf_close_own(L->sock);
-		L->sock = -1;
-	}
+		code = take_welcome(until_ns);
+	if (code != 0)
+		close_sock();
 	return code;
 }
 
@@ -191,12 +289,31 @@ int iswf_link_open(int job_fd, int uffd, uint32_t *blocks_out)
 
 	L->job = job_fd;
 	L->uffd = uffd;
-	code = connect_once();
+	code = connect_once(iswf_now_ns() + HELLO_MS_MAX * 1000000ull);
 	*blocks_out = L->blocks;
 	return code;
 }
 
-/* Nobody asks in the old ring any more; who waits there looks up within a second. */
+static void close_bells(void)
+{
+	for (uint32_t kind = 0; kind < ISWF_KINDS; kind++) {
+		iswf_close_own(L->bell[kind]);
+		L->bell[kind] = -1;
+	}
+	iswf_close_own(L->ring_fd);
+	L->ring_fd = -1;
+}
+
+void iswf_link_close(void)
+{
+	close_sock();
+	close_bells();
+	if (L->memory != NULL)
+		iswf_real()->munmap(L->memory, ISWF_RING_BYTES);
+	L->memory = L->ring = NULL;
+}
+
+/* Nobody asks in the old ring any more; whoever waits there is woken until it has left. */
 static void lose_ring(void)
 {
 	struct iswf_ring *ring;
@@ -205,46 +322,52 @@ static void lose_ring(void)
 	ring = L->ring;
 	L->ring = NULL;
 	L->epoch++;
-	for (uint32_t i = 0; i < ISWF_SLOTS; i++)
-		(void)iswf_real()->syscall(SYS_futex, &ring->slots[i].state, FUTEX_WAKE, 1 << 30,
-					   NULL, NULL, 0);
-	while (L->users > 0)
-		pthread_cond_wait(&L->slot_free, &L->lock);
+	while (L->users > 0) {
+		for (uint32_t i = 0; i < ISWF_SLOTS; i++)
+			(void)iswf_real()->syscall(SYS_futex, &ring->slots[i].state, FUTEX_WAKE,
+						   1 << 30, NULL, NULL, 0);
+		pthread_mutex_unlock(&L->lock);
+		pause_ns(WAKE_NS);
+		pthread_mutex_lock(&L->lock);
+	}
 	pthread_mutex_unlock(&L->lock);
-	iswf_real()->munmap(ring, ISWF_RING_BYTES);
-	for (uint32_t kind = 0; kind < ISWF_KINDS; kind++)
-		iswf_close_own(L->bell[kind]);
+	close_bells();
 }
 
+/* A packet says nothing here, and an empty one is no end. */
 static void wait_for_end(void)
 {
-	char byte;
-	ssize_t got;
+	struct pollfd end = {.fd = L->sock};
 
-	do
-		got = recv(L->sock, &byte, 1, 0);
-	while (got > 0 || (got < 0 && errno == EINTR));
-	iswf_close_own(L->sock);
-	L->sock = -1;
+	while (poll(&end, 1, -1) < 1 || (end.revents & (POLLHUP | POLLERR | POLLNVAL)) == 0)
+		;
+	close_sock();
+}
+
+/* False: nobody has what is far any more. */
+static bool come_back(void)
+{
+	for (;;) {
+		int code = connect_once(0);
+
+		if (code == 0)
+			return true;
+		if (code == -EINVAL || code == -EPROTO || code == -EBADF || is_deserted(L->job))
+			return false;
+		pause_ns(TICK_NS); /* -EPIPE: one more process died, before it answered */
+	}
 }
 
 void *iswf_link_main(void *arg)
 {
-	const struct timespec tick = {.tv_nsec = 50000000};
-	int code = 0;
-
 	(void)arg;
-	while (code == 0) {
+	do {
 		wait_for_end();
 		lose_ring();
-		/* A pair that ended without a word: another process dies there; EPIPE: none will
-		 * come. */
-		while ((code = connect_once()) == -EPIPE || code == -ECONNRESET)
-			if (code == -EPIPE && send(L->job, "", 0, MSG_NOSIGNAL) < 0)
-				break;
-			else
-				nanosleep(&tick, NULL);
-	}
+	} while (come_back());
+	pthread_mutex_lock(&iswf_agent.lock);
+	iswf_agent.resting = true;
+	pthread_mutex_unlock(&iswf_agent.lock);
 	pthread_mutex_lock(&L->lock);
 	L->gone = true;
 	pthread_cond_broadcast(&L->slot_free);

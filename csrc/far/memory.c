@@ -272,27 +272,37 @@ static int watch(char *at, size_t bytes)
 	return ioctl(uffd, UFFDIO_REGISTER, &range) == 0 ? 0 : -errno;
 }
 
+/* Unregistered first: the munmap of a registered range waits for the reader. */
+static void unreserve(char *at, size_t bytes)
+{
+	if (at == NULL)
+		return;
+	(void)real_leave(at, bytes, false);
+	iswf_real()->munmap(at, bytes);
+}
+
 int iswf_memory_init(uint32_t blocks)
 {
 	size_t arena_bytes = (size_t)blocks * ISWF_BLOCK_BYTES;
 	size_t shadow_bytes = (size_t)ISWF_SHADOW_SLOTS * ISWF_BLOCK_BYTES;
+	size_t cradle_bytes = (size_t)ISWF_CRADLE_SLOTS * ISWF_BLOCK_BYTES;
 	char *arena = reserve(arena_bytes), *shadow = reserve(shadow_bytes);
-	int code = arena == NULL || shadow == NULL ? -ENOMEM : 0;
+	char *cradle = reserve(cradle_bytes);
+	void *table = iswf_real()->mmap(NULL, blocks * sizeof(*A->blocks), PROT_READ | PROT_WRITE,
+					MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
-	A->cradle = reserve((size_t)ISWF_CRADLE_SLOTS * ISWF_BLOCK_BYTES);
-	if (A->cradle == NULL)
-		code = -ENOMEM;
-	if (code == 0)
-		code = watch(arena, arena_bytes);
-	if (code == 0)
-		code = watch(shadow, shadow_bytes);
-	if (code != 0)
-		return code;
-	A->shadow = shadow;
-	A->blocks = iswf_real()->mmap(NULL, blocks * sizeof(*A->blocks), PROT_READ | PROT_WRITE,
-				      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (A->blocks == MAP_FAILED)
+	if (arena == NULL || shadow == NULL || cradle == NULL || table == MAP_FAILED ||
+	    watch(arena, arena_bytes) != 0 || watch(shadow, shadow_bytes) != 0) {
+		unreserve(arena, arena_bytes);
+		unreserve(shadow, shadow_bytes);
+		unreserve(cradle, cradle_bytes);
+		if (table != MAP_FAILED)
+			iswf_real()->munmap(table, blocks * sizeof(*A->blocks));
 		return -ENOMEM;
+	}
+	A->shadow = shadow;
+	A->cradle = cradle;
+	A->blocks = table;
 	for (uint32_t i = 0; i < ISWF_SHADOW_SLOTS; i++)
 		A->shadow_free[A->shadow_free_count++] = ISWF_SHADOW_SLOTS - 1 - i;
 	for (uint32_t i = 0; i < ISWF_CRADLE_SLOTS; i++)
@@ -300,6 +310,12 @@ int iswf_memory_init(uint32_t blocks)
 	A->blocks_count = blocks;
 	A->arena = arena;
 	return 0;
+}
+
+void iswf_memory_close(void)
+{
+	iswf_close_own(uffd);
+	uffd = -1;
 }
 
 /* ------------------------------------------------------------------- messages */

@@ -3,6 +3,7 @@
 #ifndef ISWF_REAL_H
 #define ISWF_REAL_H
 
+#include <pthread.h>
 #include <stddef.h>
 #include <sys/types.h>
 
@@ -30,6 +31,8 @@ struct iswf_real {
 	void (*closefrom)(int);
 	int (*dup2)(int, int);
 	int (*dup3)(int, int, int);
+	void (*pthread_exit)(void *);
+	int (*pthread_attr_setstack)(pthread_attr_t *, void *, size_t);
 };
 
 /* Looked up at the first call; never NULL. */

@@ -7,6 +7,8 @@
  * becomes far sends a hello there, with one end of a socket pair of its own and its userfaultfd.
  * The answer comes on that pair: a welcome with the ring, or a refusal. That pair's end, for
  * whatever reason, tells the agent that the device's process is gone; it then says hello again.
+ * A process learns of the job's socket by its environment: INFINISWAP_FAR=JOB_FD:DEVICE_FD:CGROUP,
+ * with an open /dev/userfaultfd (or -1) and the directory of the job's memory cgroup.
  *
  * The ring is memory of the device's: a header with the slots, then a block of bytes for each slot.
  * A slot holds one request. The agent fills it and stores ASKED, then rings the bell of its kind;
@@ -67,6 +69,7 @@ enum iswf_why {
 	ISWF_WHY_ADVICE,    /* madvise */
 	ISWF_WHY_ENDED,     /* mlockall: nothing of the process is far from then on */
 	ISWF_WHY_PINNED,    /* the kernel refused to move them, again and again */
+	ISWF_WHY_STACK,     /* a thread's stack was made there */
 	ISWF_WHYS
 };
 
@@ -124,6 +127,7 @@ enum iswf_off {
 	ISWF_OFF_LOCKED,     /* mlockall(MCL_FUTURE) */
 	ISWF_OFF_THREADS,    /* a thread cannot be started */
 	ISWF_OFF_RESOURCES,  /* descriptors or memory are missing */
+	ISWF_OFF_DEVICE,     /* the device did not answer in time */
 	ISWF_OFFS
 };
 

@@ -26,7 +26,7 @@
 #define GO_FD      606
 #define SERVED_FD  607
 #define LIMIT      (256 * MIB)
-#define STATISTICS "total_inactive_file 0\ntotal_active_file 0\nworkingset_refault_file 0\n"
+#define STATISTICS "total_inactive_file 0\ntotal_active_file 0\ntotal_workingset_refault_file 0\n"
 
 extern char **environ;
 
@@ -53,12 +53,15 @@ static void make_directory(void)
 	CHECK_EQ(chdir(directory), 0);
 	snprintf(text, sizeof(text), "%llu\n", LIMIT - 16 * MIB);
 	write_file("memory.usage_in_bytes", text);
+	snprintf(text, sizeof(text), "%llu\n", LIMIT);
+	write_file("memory.limit_in_bytes", text);
 	write_file("memory.stat", STATISTICS);
 }
 
 static void remove_directory(void)
 {
-	static const char *const names[] = {"memory.usage_in_bytes", "memory.stat", "far_job.end"};
+	static const char *const names[] = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+					    "memory.stat", "far_job.end"};
 
 	for (size_t i = 0; i < ISWI_ARRAY_LEN(names); i++)
 		unlink(names[i]);
@@ -79,8 +82,8 @@ static struct job start_job(const char *name, const char *number, int job_end)
 	posix_spawn_file_actions_t actions;
 	struct job job;
 
-	snprintf(wish, sizeof(wish), "INFINISWAP_FAR=%d:%d:%llu:1:%s", JOB_FD,
-		 device < 0 ? -1 : UFFD_FD, LIMIT, directory);
+	snprintf(wish, sizeof(wish), "INFINISWAP_FAR=%d:%d:%s", JOB_FD, device < 0 ? -1 : UFFD_FD,
+		 directory);
 	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", ISW_FAR_AGENT);
 	CHECK_EQ(pipe2(out, O_CLOEXEC), 0);
 	posix_spawn_file_actions_init(&actions);
