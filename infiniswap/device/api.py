@@ -92,7 +92,8 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
     Attributes:
         slabs: count by state: unmapped, mapped, suspended, draining.
         pages_on_donors: how many have a valid copy there now.
-        stats: totals since the start, in pages unless the name says otherwise.
+        stats: totals since the start, in pages unless the name says otherwise; those of the engine
+            (struct isw_engine_stats), and `read_requests_waited_us`.
         remote_share: of the page-ins that were not zeros, how many donors served; None: no such.
         page_in_us_p50: time of page-ins that waited for a donor or the disk; also _p99.
         chosen_share: of the page-ins that a donor and the backup could serve, how many were read

@@ -393,5 +393,5 @@ def test_a_run_outlives_the_process_of_its_device(standing: Cluster) -> None:
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=2 * WAIT_S)
     assert b"has died" not in stderr
-    assert b"another process of the device took over 1 time;" in stderr
+    assert b"1 take-over by another process of the device" in stderr
     until(lambda: standing.names() == [], "the device to go with its last run")

@@ -146,11 +146,11 @@ def test_a_second_run_has_the_room_that_it_asked_for_in_an_area_beside_the_first
     order = [(first, "run"), (second, "run-2")]
     (ends, gone), (stays, left) = order if first_ends_first else reversed(order)
     text = finish(ends)
-    assert f"swap areas are shared with other runs ({areas[left].path})" in text
+    assert f"(swap areas shared with other runs: {areas[left].path})" in text
     # In the background if the host has put a page there, which may be anybody's.
     until(lambda: runner.cluster.names() == [left], "its device to go")
     text = finish(stays)
-    assert f"swap areas are shared with other runs ({areas[gone].path})" in text
+    assert f"(swap areas shared with other runs: {areas[gone].path})" in text
     runner.nothing_left()
 
 
@@ -176,7 +176,7 @@ def test_a_job_pages_to_the_areas_of_both_runs_and_one_that_ends_moves_what_othe
     first.terminate()
     _, stderr = first.communicate(timeout=2 * WAIT_S)
     assert first.returncode == 128 + signal.SIGTERM
-    assert "swap areas are shared with other runs" in stderr.decode()
+    assert "swap areas shared with other runs" in stderr.decode()
     runner.nothing_left()
 
 
@@ -593,7 +593,7 @@ def test_a_backup_that_refuses_writes_is_named_at_once(runner: Runner, cluster: 
         # Until then the kernel may have found nothing that it could page out.
         if process.returncode != 5:
             assert "the swap device did not take what had to be paged out" in said.read_text()
-        assert f"the device reported: the backup {disk.path} refuses" in said.read_text()
+        assert f"device reported: the backup {disk.path} refuses" in said.read_text()
         assert "larger" not in said.read_text()
 
 
@@ -685,8 +685,8 @@ def test_a_donor_that_goes_and_comes_back_is_told_when_it_happens(
     window.wait()
     assert window.text.count("The pages that it held") == 1
     assert window.text.count("is back and holds pages again") == 1
-    assert f"infiniswap: donors gone meanwhile: {donor.address} (" in window.text
-    assert "infiniswap: from the disk: " in window.text
+    assert f"infiniswap: advice: donors gone meanwhile: {donor.address} (" in window.text
+    assert "; from the disk " in window.text
 
 
 # ------------------------------------------------------------------------- mistakes

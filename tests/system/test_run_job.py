@@ -254,9 +254,13 @@ def test_the_summary_tells_what_happened(device_runner: Runner) -> None:
     assert summary["shared"] is True
     assert Path(summary["device"]).is_block_device()
     text = done.stderr.decode()
-    for part in ("exit code 0 after", "with 32.0 MiB local", "paged out", "donors", "staging"):
-        assert part in text, text
-    assert "p99" in text
+    happened, waited, advice = text.splitlines()[-3:]
+    for part in ("exit code 0 after", "with 32.0 MiB local", "paged out", "(donors ", "staging"):
+        assert part in happened, text
+    assert summary["page_in_waited_s"] > 0
+    assert waited.startswith("infiniswap: waited: up to ")
+    assert "p99" in waited
+    assert advice.startswith("infiniswap: advice: ")
 
 
 def test_a_job_that_needs_little_pages_nothing(device_runner: Runner) -> None:

@@ -47,5 +47,5 @@ def test_zswaps_figures_are_said_to_be_the_hosts_and_it_may_be_switched_off_mean
     zswap = summary["zswap"]
     assert zswap["whose"] == "host"
     assert min(zswap["stored_bytes"], zswap["loaded_bytes"]) > (JOB_MIB - LOCAL_MIB) * MIB / 2
-    assert "infiniswap: zswap, for all programs of this host: took" in said
-    assert "beside the local memory" in said
+    assert zswap["pool_peak_bytes"] > 0
+    assert "zswap (for all programs of this host) took" in said

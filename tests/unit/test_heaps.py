@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.devices.device_status import device_status
 
+from infiniswap.device.jobs import closing, usage
 from infiniswap.device.jobs import summary as summaries
-from infiniswap.device.jobs import usage
 from infiniswap.device.jobs.account import Account
 from infiniswap.device.jobs.heaps import MemoryOptions
 from infiniswap.device.jobs.job import JobResult
@@ -70,24 +70,24 @@ def test_run_and_plan_name_the_option_of_a_full_heap(host: Host) -> None:
     host.become("/usr/bin/node", "map.js")
     host.use(240)
     summary = host.ended(134)
-    said = summaries.describe(summary)[-1]
+    said = closing.describe(summary)[-1]
     assert HINT in said
     assert "NODE_OPTIONS=--max-old-space-size" in said
     watch = WholeWatch()
     watch.ended(summary)
-    assert said in watch.problem
+    assert said.removeprefix("advice: ") in watch.problem
 
 
 def test_java_fails_with_a_quarter_of_its_limit(host: Host) -> None:
     host.become("/usr/lib/jvm/bin/java", "-jar", "x.jar")
     host.use(80)
-    assert "JAVA_TOOL_OPTIONS=-Xmx" in summaries.describe(host.ended(1))[-1]
+    assert "JAVA_TOOL_OPTIONS=-Xmx" in closing.describe(host.ended(1))[-1]
 
 
 def test_net_is_told_of_its_own_variable(host: Host) -> None:
     host.become("/usr/lib/dotnet/dotnet", "x.dll")
     host.use(240)
-    assert "DOTNET_GCHeapHardLimit=0x" in summaries.describe(host.ended(134))[-1]
+    assert "DOTNET_GCHeapHardLimit=0x" in closing.describe(host.ended(134))[-1]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_heap_that_was_not_full_is_not_blamed(
 ) -> None:
     host.become("/usr/bin/node", "map.js")
     host.use(anon, swapped)
-    assert HINT not in "\n".join(summaries.describe(host.ended(exit_code)))
+    assert HINT not in "\n".join(closing.describe(host.ended(exit_code)))
 
 
 @pytest.mark.parametrize(

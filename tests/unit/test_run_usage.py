@@ -16,7 +16,7 @@ from support.devices.device_status import device_status, donor_row
 
 from infiniswap.cli.run.live_line import fit, say
 from infiniswap.device.api import DeviceStatus, DonorRow, SuccessionRow
-from infiniswap.device.jobs import compressed, other_areas, usage
+from infiniswap.device.jobs import closing, compressed, other_areas, usage
 from infiniswap.device.jobs import summary as summaries
 from infiniswap.device.jobs.account import Account
 from infiniswap.device.jobs.compressed import ZswapUse
@@ -179,7 +179,7 @@ def test_only_what_was_paged_meanwhile_counts(host: Host) -> None:
     assert (found.page_in_remote_bytes, found.page_in_backup_bytes) == (75 * 4096, 25 * 4096)
     assert found.remote_share == 0.75
     assert found.command == "job"
-    text = "\n".join(summaries.describe(found))
+    text = "\n".join(closing.describe(found))
     assert "donors 75.0%, staging 0.0%, disk 25.0%" in text
     assert "other swap areas" not in text
 
@@ -187,24 +187,27 @@ def test_only_what_was_paged_meanwhile_counts(host: Host) -> None:
 def test_without_paging_no_shares_are_claimed(host: Host) -> None:
     found = summary(host, status())
     assert found.remote_share is None
-    assert summaries.describe(found)[1:] == ["nothing was paged out"]
+    happened, waited, _ = closing.describe(found)
+    assert happened.endswith("with 64.0 MiB local, nothing paged out")
+    assert waited == "waited: not for any page, donor or disk"
     found = summary(host, status(pages_out=20))
-    assert summaries.describe(found)[1:] == ["paged out 40.0 KiB, in 0 B"]
+    assert closing.describe(found)[0].endswith(", paged out 40.0 KiB, in 0 B")
 
 
 def test_what_zswap_has_kept_from_the_device_was_paged_out_all_the_same(host: Host) -> None:
     host.set(swapped=8 * MIB)
     found = summary(host, status())
-    assert summaries.describe(found)[1:] == ["none of that went to the device"]
+    said = "paged out 8.00 MiB, none of it to the device"
+    assert closing.describe(found)[0].endswith(said)
     use = ZswapUse("job", 9 * MIB, 5 * MIB, None, 2 * MIB, None)
-    lines = summaries.describe(dataclasses.replace(found, zswap=use))
-    assert lines[1:] == ["none of that went to the device", compressed.describe(use)]
+    lines = closing.describe(dataclasses.replace(found, zswap=use))
+    assert lines[0].endswith(f"{said}, {compressed.describe(use)}")
 
 
 def test_a_job_that_pages_all_the_time_is_shown_where_to_look(host: Host) -> None:
     peak_pages = summary(host, status()).anon_peak_bytes // 4096
     for pages_in, is_shown in ((10 + peak_pages, False), (11 + peak_pages, True)):
-        text = "\n".join(summaries.describe(summary(host, status(pages_in=pages_in))))
+        text = "\n".join(closing.describe(summary(host, status(pages_in=pages_in))))
         assert ("docs/when-to-use.md" in text) == is_shown
 
 
@@ -222,17 +225,18 @@ def test_what_was_counted_before_a_take_over_stays_in_the_summary(host: Host) ->
     assert found.page_in_remote_bytes == (900 + 20) * 4096
     assert found.remote_share == pytest.approx(0.902, abs=0.001)
     assert found.take_overs == 2
-    assert "another process of the device took over 2 times" in "\n".join(summaries.describe(found))
+    assert "2 take-overs by another process of the device" in closing.describe(found)[1]
 
 
 def test_the_summary_says_why_pages_came_from_the_disk(host: Host) -> None:
     reasons = {"fallback_unmapped": 256, "fallback_suspended": 512, "fallback_slow": 0}
     found = summary(host, status(pages_in_backup=778, **reasons))
     assert found.page_in_backup_why["unmapped"] == MIB
-    text = "\n".join(summaries.describe(found))
-    assert "disk: 1.00 MiB because the slab had no donor, 2.00 MiB because its donor was un" in text
+    text = "\n".join(closing.describe(found))
+    assert "disk 1.00 MiB because the slab had no donor, 2.00 MiB because its donor was un" in text
+    assert "More donors: --donors" in text
     assert "slow" not in text
-    assert "because" not in "\n".join(summaries.describe(summary(host, status(pages_in=20))))
+    assert "because" not in "\n".join(closing.describe(summary(host, status(pages_in=20))))
 
 
 def donor(state: str, *, given_up: int = 0, detail: str = "") -> DonorRow:
@@ -261,7 +265,7 @@ def test_a_donor_that_goes_is_told_once_and_once_when_it_is_back(host: Host) -> 
         ["donor 10.0.0.2:9 (moon) is back and holds pages again"],
         [],
     ]
-    text = "\n".join(summaries.describe(summary(host, told[-1], told=told)))
+    text = "\n".join(closing.describe(summary(host, told[-1], told=told)))
     assert "donors gone meanwhile: 10.0.0.2:9 (connection refused)" in text
 
 
@@ -339,16 +343,16 @@ def test_the_limit_that_ran_out(host: Host) -> None:
     host.set(anon=LOCAL, oom_kills=1, both_peak=LOCAL)
     found = summary(host, status(), 137)
     assert (found.oom_kills, found.limit) == (1, "local")
-    text = summaries.describe_oom(found, 256 * MIB)
+    text = closing.describe_oom(found)
     assert "killed 1 process of the job" in text
     assert "local memory of 64.0 MiB (--local) ran out" in text
     host.set(anon=LOCAL, oom_kills=2, both_peak=LOCAL + 256 * MIB)
     found = summary(host, status(), 137)
     assert (found.limit, found.killed_by) == ("device", "kernel")
-    text = summaries.describe_oom(found, 256 * MIB)
+    text = closing.describe_oom(found)
     assert "killed 2 processes of the job" in text
     assert "the whole swap device of 256 MiB. Give a larger --size." in text
-    text = summaries.describe_oom(dataclasses.replace(found, limit="zswap"), 256 * MIB)
+    text = closing.describe_oom(dataclasses.replace(found, limit="zswap"))
     assert "local memory of 64.0 MiB (--local) ran out, and memory.zswap.writeback" in text
     assert "Write 1 there, or switch zswap off." in text
 
@@ -373,7 +377,7 @@ def test_a_swapoff_by_somebody_else_is_the_reason_told(
     host.set(anon=LOCAL, oom_kills=1, both_peak=LOCAL + (MIB if not path else 256 * MIB))
     found = summary(host, status(), 137, sampler=sampler)
     assert (found.limit, found.taken_off) == ("swapoff" if path else "local", path)
-    text = summaries.describe_oom(found, 256 * MIB)
+    text = closing.describe_oom(found)
     assert (f"somebody else took the swap area {path} out of use (swapoff)" in text) is bool(path)
     assert ("larger --local" in text) is not bool(path)
 
@@ -391,10 +395,13 @@ def test_every_alarm_of_the_device_is_told_at_once_and_as_the_reason(host: Host)
     host.set(anon=LOCAL, oom_kills=1, both_peak=LOCAL)
     found = summary(host, status(), 137, told=tuple(alarmed))
     assert (found.limit, found.alarms) == ("alarm", (disk, other))
-    text = summaries.describe_oom(found, 256 * MIB)
+    text = closing.describe_oom(found)
     assert f"The device reported: {disk}; {other}." in text
     assert "larger --local" not in text
-    assert f"the device reported: {disk}; {other}" in summaries.describe(found)
+    assert sum(disk in line for line in closing.describe(found)) == 1
+    host.set()
+    survived = closing.describe(summary(host, status(), told=tuple(alarmed)))[-1]
+    assert survived.startswith(f"advice: the device reported: {disk}; {other}. `infiniswap doctor`")
 
 
 @pytest.mark.parametrize("by_us", [True, False])
@@ -404,7 +411,7 @@ def test_a_kill_by_another_process_is_told_from_the_kernels(host: Host, by_us: b
     result = JobResult(137, 1.0, is_explained=by_us)
     found = summaries.summarize("job", result, sampler, LOCAL, account, status(), shared=False)
     assert found.killed_by == ("" if by_us else "other")
-    text = "\n".join(summaries.describe(found))
+    text = "\n".join(closing.describe(found))
     assert ("Another process sent it" in text) is not by_us
 
 
@@ -414,7 +421,7 @@ def test_a_job_killed_below_its_limit_was_killed_for_the_hosts_memory(
     host.set(anon=LOCAL // 2, oom_kills=1, both_peak=LOCAL // 2)
     found = summary(host, status(), 137)
     assert found.limit == "host"
-    assert "not its local memory" in summaries.describe_oom(found, 256 * MIB)
+    assert "not its local memory" in closing.describe_oom(found)
     # Version 2 says whose limit it was, however full the job's own memory is.
     (tmp_path / "memory.stat").write_text(f"anon {LOCAL}\n")
     (tmp_path / "memory.current").write_text(f"{LOCAL}\n")
@@ -429,16 +436,47 @@ def test_a_job_killed_below_its_limit_was_killed_for_the_hosts_memory(
 
 
 def test_page_ins_that_waited_are_told_apart_from_those_that_did_not(host: Host) -> None:
-    found = summary(
-        host, status(pages_in=910, pages_in_remote=910, read_requests=900, read_requests_waited=30)
-    )
+    figures = {"read_requests": 900, "read_requests_waited": 30, "read_requests_waited_us": 250_000}
+    found = summary(host, status(pages_in=910, pages_in_remote=910, **figures))
     assert (found.page_ins_waited, found.page_ins_ready) == (30, 870)
-    assert (
-        "30 page-ins waited for a donor or the disk: p50 100 µs, p99 2000 µs; 870 more had their "
-        "pages at once"
-    ) in summaries.describe(found)
+    assert found.page_in_waited_s == 0.25
+    assert closing.describe(found)[1] == (
+        "waited: up to 0.2 s of 1.2 s (20%): 30 page-ins (p50 100 µs, p99 2000 µs, 870 more had "
+        "their pages at once)"
+    )
     found = summary(host, status(pages_in=910, read_requests=900, pages_in_staging=910))
-    assert "p50" not in "\n".join(summaries.describe(found))
+    assert "p50" not in "\n".join(closing.describe(found))
+
+
+def test_waits_of_several_threads_or_programs_are_no_share_of_the_time(host: Host) -> None:
+    figures = {"read_requests_waited": 30, "read_requests_waited_us": 2_500_000}
+    found = summary(host, status(pages_in=910, **figures))
+    assert "waited: up to 2.5 s, several threads at once: 30 page-ins" in closing.describe(found)[1]
+    found = dataclasses.replace(found, shared=True)
+    assert "2.5 s, all that use the device together: " in closing.describe(found)[1]
+
+
+def test_page_outs_that_waited_for_a_buffer_are_a_reason(host: Host) -> None:
+    text = closing.describe(summary(host, status(staging_waits=3)))[1]
+    assert text.endswith(": 3 page-outs found no free staging buffer")
+
+
+def test_the_end_has_three_lines_and_warnings_stand_before_them(host: Host) -> None:
+    """One thing that needs action is the advice; further ones are warnings."""
+    host.areas.append(SwapArea("/dev/plain", "partition", GIB, 0, 5))
+    sampler = host.sampler()
+    host.set(swapped=40 * MIB)
+    host.use("/dev/plain", 8 * MIB)
+    alarmed = msgspec.structs.replace(status(), alarms=["the backup /b refuses writes"])
+    sealed = {"/dev/plain": False}
+    found = summary(host, status(), told=(alarmed,), sampler=sampler, sealed=sealed)
+    warning, happened, waited, advice = closing.describe(found)
+    assert warning.startswith("warning: up to 8.00 MiB went to other swap areas of this host: ")
+    assert happened.startswith("job: exit code 0 after 1.2 s, peak memory 40.0 MiB with 64.0 MiB")
+    assert waited.startswith("waited: ")
+    assert advice.startswith("advice: the device reported: the backup /b refuses writes")
+    assert len(closing.describe(dataclasses.replace(found, other_areas=()))) == 3
+    assert len(closing.describe(dataclasses.replace(found, other_areas=(), alarms=()))) == 3
 
 
 def test_pages_in_other_areas_are_named_and_unsealed_ones_told(host: Host) -> None:
@@ -451,26 +489,40 @@ def test_pages_in_other_areas_are_named_and_unsealed_ones_told(host: Host) -> No
     found = summary(
         host, status(), sampler=sampler, sealed={"/dev/plain": False, "/dev/dm-0": True}
     )
-    assert (
-        "up to 26.0 MiB went to other swap areas of this host: /dev/dm-0 (16.0 MiB, sealed), "
-        "/dev/gone (2.00 MiB), /dev/plain (8.00 MiB, not sealed)"
-    ) in summaries.describe(found)
+    assert closing.describe(found)[-1] == (
+        "advice: up to 26.0 MiB went to other swap areas of this host: /dev/dm-0 (16.0 MiB, "
+        "sealed), /dev/gone (2.00 MiB), /dev/plain (8.00 MiB, not sealed). To keep pages out of "
+        "areas that do not seal them: swapoff /dev/plain"
+    )
     (line,) = other_areas.describe(host.areas[1:2], OURS, {"/dev/plain": False})
     assert line.endswith("is used when ours is full, and keeps pages unsealed")
 
 
 @pytest.mark.parametrize(("swapped_mib", "is_too_dear"), [(200, False), (100, True), (0, True)])
-def test_what_paging_took_is_told_and_that_it_is_more_than_it_saved(
+def test_paging_that_took_more_than_it_saved_is_advised_against(
     host: Host, swapped_mib: int, is_too_dear: bool
 ) -> None:
     host.set(anon=LOCAL, swapped=swapped_mib * MIB)
-    lines = summaries.describe(summary(host, status(), cost=Cost(150 * MIB, 256 * MIB, 96 * MIB)))
-    assert (
-        "beside --local, paging took 150 MiB of this host's memory, 256 MiB of disk and 96.0 MiB "
-        "of donors' memory"
-    ) in lines
-    assert lines[-1].startswith("warning: that is more") is is_too_dear
-    assert not any("beside --local" in line for line in summaries.describe(summary(host, status())))
+    found = summary(host, status(), cost=Cost(150 * MIB, 256 * MIB, 96 * MIB))
+    advice = closing.describe(found)[-1]
+    too_dear = "advice: paging took 150 MiB of this host's memory beside --local and saved "
+    assert advice.startswith(too_dear) is is_too_dear
+    assert "paging took" not in closing.describe(summary(host, status()))[-1]
+
+
+@pytest.mark.parametrize(
+    ("local_mib", "swapped_mib", "advice"),
+    [
+        (20, 0, "it used at most 20.0 MiB of its local memory: a smaller --local is enough"),
+        (60, 0, "the smallest --local for a given slowdown: infiniswap plan -- job ..."),
+        (60, 90, "the smallest --local for a given slowdown: infiniswap plan -- job ..."),
+    ],
+)
+def test_a_job_without_problems_is_shown_a_command_that_helps(
+    host: Host, local_mib: int, swapped_mib: int, advice: str
+) -> None:
+    host.set(anon=local_mib * MIB, swapped=swapped_mib * MIB)
+    assert closing.describe(summary(host, status()))[-1].startswith(f"advice: {advice}")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from infiniswap.cli.run.request import (
 )
 from infiniswap.device.cleanup import lost
 from infiniswap.device.control import client
-from infiniswap.device.jobs import beside, job, other_areas, sudo, summary
+from infiniswap.device.jobs import beside, closing, job, other_areas, sudo
 from infiniswap.device.spec import rundir
 from infiniswap.errors import NotPermittedError, UsageError
 from infiniswap.system import swap
@@ -172,7 +172,7 @@ def with_device(
             for line in other_areas.describe(areas, before.path, sealed):
                 say(line)
             if others.areas:
-                say(summary.describe_others(others.areas.values()))
+                say(closing.describe_others(others.areas.values()))
         return jobs(request, run_job.Paging(paths, before, watch, others, joined))
     finally:
         try:

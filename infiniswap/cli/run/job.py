@@ -15,7 +15,16 @@ from infiniswap.cli.run.request import RunRequest
 from infiniswap.device.api import DeviceStatus
 from infiniswap.device.cleanup import lost
 from infiniswap.device.control import client, member_client
-from infiniswap.device.jobs import account, beside, cost, job, other_areas, summary, usage
+from infiniswap.device.jobs import (
+    account,
+    beside,
+    closing,
+    cost,
+    job,
+    other_areas,
+    summary,
+    usage,
+)
 from infiniswap.device.jobs.attendant import Attendant
 from infiniswap.device.jobs.job import KILLED
 from infiniswap.device.process import runs
@@ -71,11 +80,11 @@ def run(request: RunRequest, paging: Paging) -> int:
     found = _summarize(request, paging, result, sampler, told, after)
     if request.follower is not None:
         request.follower.ended(found)
-    if found.oom_kills:
-        say(summary.describe_oom(found, after.size_bytes))
     if not request.args.quiet:
-        for line in summary.describe(found):
+        for line in closing.describe(found):
             say(line)
+    elif found.oom_kills:
+        say(closing.describe_oom(found))
     if request.summary_file is not None:
         request.summary_file.write(asdict(found))
     return result.exit_code

@@ -90,23 +90,24 @@ class Meter:
 
 
 def describe(use: ZswapUse) -> str:
-    """A line of the summary."""
-    is_jobs = use.whose == "job"
-    text = (
-        f"zswap{'' if is_jobs else ', for all programs of this host'}: took "
-        f"{format_size_short(use.stored_bytes)}, gave back {format_size_short(use.loaded_bytes)}"
+    """A part of a closing line."""
+    whose = "" if use.whose == "job" else " (for all programs of this host)"
+    return (
+        f"zswap{whose} took {format_size_short(use.stored_bytes)}, gave back "
+        f"{format_size_short(use.loaded_bytes)}"
     )
-    if use.written_bytes:
-        text += f", passed {format_size_short(use.written_bytes)} on to swap areas"
-    where = "of the local memory" if is_jobs else "beside the local memory"
-    text += f"; its pool had up to {format_size_short(use.pool_peak_bytes)} {where}"
-    if use.shrunk_share is None:
-        return text
-    text += f", pages shrank to {use.shrunk_share:.0%}"
-    if use.shrunk_share <= zswap.HELPS_SHARE_MAX:
-        return text
-    if is_jobs:
-        harm = "Pages that shrink so little make a job slower with zswap"
+
+
+def harm(use: ZswapUse) -> str:
+    """Advice where pages shrink too little to be worth the memory of the pool; else nothing."""
+    if use.shrunk_share is None or use.shrunk_share <= zswap.HELPS_SHARE_MAX:
+        return ""
+    if use.whose == "job":
+        what = "make a job slower with zswap"
     else:
-        harm = "With pages that shrink so little, as much more --local helps a job more"
-    return f"{text}. {harm}: {page('when-to-use.md')}"
+        what = "take memory that would help a job more as --local"
+    return (
+        f"zswap shrank pages to {use.shrunk_share:.0%} only. Pages that shrink so little {what}. "
+        f"To switch it off: echo N > /sys/module/zswap/parameters/enabled "
+        f"({page('when-to-use.md')})"
+    )

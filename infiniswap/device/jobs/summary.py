@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of a job that has ended: its figures, and in words what they mean."""
+"""The figures of a job that has ended; `closing` puts them into words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from infiniswap.device.api import DeviceStatus
-from infiniswap.device.jobs import compressed, heaps
 from infiniswap.device.jobs.account import Account
 from infiniswap.device.jobs.compressed import ZswapUse
 from infiniswap.device.jobs.cost import Cost
 from infiniswap.device.jobs.job import KILLED, JobResult
 from infiniswap.device.jobs.other_areas import OtherArea
 from infiniswap.device.jobs.usage import Peaks, Sampler
-from infiniswap.documents import page
-from infiniswap.units import PAGE_BYTES, counted, format_size_short
+from infiniswap.units import PAGE_BYTES
 
-_WHY: Final = {
+WHY: Final = {
     "unmapped": "the slab had no donor",
     "suspended": "its donor was unreachable",
     "invalid": "the page was not on its donor yet",
@@ -63,10 +61,13 @@ class Summary:
             since the start of the device's process; also _p99.
         page_ins_waited: how many requests waited so; `page_ins_ready`: how many did not, as their
             pages were read ahead, in staging, or zeros.
+        page_in_waited_s: sum of the times of those that waited, at most 1/16 off. Several threads
+            may wait at once.
+        page_outs_waited: how many requests waited for a free staging buffer.
         other_swap_bytes: at most this much went to other swap areas of the host.
         other_areas: these, see OtherArea.
         zswap: what it did meanwhile; None: nothing, or the kernel does not tell.
-        device: the block device.
+        device: the block device; `device_bytes`: its size.
         shared: whether other runs or programs used the device, too.
         shared_areas: block devices of other runs; the command's pages went there as well.
         alarms: what the device has reported as wrong meanwhile.
@@ -97,10 +98,13 @@ class Summary:
     page_in_us_p99: float
     page_ins_waited: int
     page_ins_ready: int
+    page_in_waited_s: float
+    page_outs_waited: int
     other_swap_bytes: int
     other_areas: tuple[OtherArea, ...]
     zswap: ZswapUse | None
     device: str
+    device_bytes: int
     shared: bool
     page_in_backup_why: dict[str, int]
     donors_gone: dict[str, str]
@@ -138,11 +142,8 @@ def summarize(
     def grown(key: str) -> int:
         return account.counts.get(key, 0) * PAGE_BYTES
 
-    peaks = sampler.peaks
-    remote, staging = grown("pages_in_remote"), grown("pages_in_staging")
-    backup = grown("pages_in_backup")
-    served = remote + staging + backup
-    waited = account.counts.get("read_requests_waited", 0)
+    peaks, counts = sampler.peaks, account.counts
+    waited = counts.get("read_requests_waited", 0)
     return Summary(
         command=command,
         exit_code=result.exit_code,
@@ -156,30 +157,35 @@ def summarize(
         taken_off=peaks.taken_off,
         killed_by=_killer(result, peaks.oom_kills),
         page_in_bytes=grown("pages_in"),
-        page_in_remote_bytes=remote,
-        page_in_staging_bytes=staging,
-        page_in_backup_bytes=backup,
+        page_in_remote_bytes=grown("pages_in_remote"),
+        page_in_staging_bytes=grown("pages_in_staging"),
+        page_in_backup_bytes=grown("pages_in_backup"),
         page_out_bytes=grown("pages_out"),
-        remote_share=remote / served if served else None,
+        remote_share=account.remote_share,
         page_in_us_p50=after.page_in_us_p50,
         page_in_us_p99=after.page_in_us_p99,
         page_ins_waited=waited,
-        page_ins_ready=max(0, account.counts.get("read_requests", 0) - waited),
+        page_ins_ready=max(0, counts.get("read_requests", 0) - waited),
+        page_in_waited_s=round(counts.get("read_requests_waited_us", 0) / 1e6, 3),
+        page_outs_waited=counts.get("staging_waits", 0),
         other_swap_bytes=peaks.others,
         other_areas=_other_areas(peaks, sealed or {}),
         zswap=sampler.zswap,
         device=after.path,
+        device_bytes=after.size_bytes,
         shared=shared,
-        page_in_backup_why={name: grown(f"fallback_{name}") for name in _WHY},
+        page_in_backup_why={name: grown(f"fallback_{name}") for name in WHY},
         donors_gone=dict(account.donors_gone),
         take_overs=account.take_overs,
         alarms=tuple(account.alarms),
         cost=cost,
         shared_areas=areas,
-        heap_by_limit=sampler.heaps.full(peaks.anon, peaks.swap, local_bytes)
-        if result.exit_code
-        else "",
+        heap_by_limit=_full_heap(sampler, local_bytes) if result.exit_code else "",
     )
+
+
+def _full_heap(sampler: Sampler, local_bytes: int) -> str:
+    return sampler.heaps.full(sampler.peaks.anon, sampler.peaks.swap, local_bytes)
 
 
 def _other_areas(peaks: Peaks, sealed: Mapping[str, bool]) -> tuple[OtherArea, ...]:
@@ -205,154 +211,3 @@ def _killer(result: JobResult, oom_kills: int) -> str:
     if result.exit_code != KILLED or result.is_explained:
         return ""
     return "kernel" if oom_kills else "other"
-
-
-def describe_oom(summary: Summary, size_bytes: int) -> str:
-    """Which limit ran out, and what to do."""
-    killed = f"the kernel killed {counted(summary.oom_kills, 'process')} of the job: "
-    local = format_size_short(summary.local_bytes)
-    alarms = f" The device reported: {'; '.join(summary.alarms)}." if summary.alarms else ""
-    if summary.limit == "swapoff":
-        return (
-            f"{killed}somebody else took the swap area {summary.taken_off} out of use (swapoff), "
-            f"and its local memory of {local} (--local) could not hold what was there. Leave swap "
-            "areas in use until the command has ended."
-        )
-    if summary.limit == "host":
-        return (
-            f"{killed}the memory of this host, or of a cgroup above the job's, ran out, not its "
-            f"local memory of {local} (--local). `dmesg` names the limit."
-        )
-    if summary.limit == "device":
-        return (
-            f"{killed}it used up its {local} of local memory (--local) and the whole swap device "
-            f"of {format_size_short(size_bytes)}. Give a larger --size.{alarms}"
-        )
-    if summary.limit == "alarm":
-        return (
-            f"{killed}its local memory of {local} (--local) ran out, and the swap device did not "
-            f"take what had to be paged out.{alarms} `infiniswap doctor` says how to mend it."
-        )
-    if summary.limit == "zswap":
-        return (
-            f"{killed}its local memory of {local} (--local) ran out, and memory.zswap.writeback of "
-            "its cgroup, or of the one above, is 0: what zswap did not take could not be paged "
-            "out. Write 1 there, or switch zswap off."
-        )
-    return (
-        f"{killed}its local memory of {local} (--local) ran out, and what it held could not be "
-        "paged out (locked, or kernel memory) though the swap device had room. Give a larger "
-        "--local."
-    )
-
-
-def describe(summary: Summary) -> list[str]:
-    """The closing lines."""
-    s = summary
-    served = s.page_in_remote_bytes + s.page_in_staging_bytes + s.page_in_backup_bytes
-
-    def share(part: int) -> str:
-        return f"{part / served:.1%}" if served else "-"
-
-    lines = [
-        f"{s.command}: exit code {s.exit_code} after {s.elapsed_s:.1f} s, peak memory "
-        f"{format_size_short(s.anon_peak_bytes)} with {format_size_short(s.local_bytes)} local, "
-        f"{format_size_short(s.swap_peak_bytes)} paged out at the most"
-    ]
-    if s.page_in_bytes or s.page_out_bytes:
-        text = (
-            f"paged out {format_size_short(s.page_out_bytes)}, in "
-            f"{format_size_short(s.page_in_bytes)}"
-        )
-        if served:
-            text += (
-                f" (donors {share(s.page_in_remote_bytes)}, staging "
-                f"{share(s.page_in_staging_bytes)}, disk {share(s.page_in_backup_bytes)})"
-            )
-        lines.append(text + (" (of all that use the device)" if s.shared else ""))
-        if waits := _describe_waits(s):
-            lines.append(waits)
-    elif s.swap_peak_bytes:
-        lines.append("none of that went to the device")
-    else:
-        lines.append("nothing was paged out")
-    if s.heap_by_limit:
-        lines.append(heaps.describe(s.heap_by_limit))
-    if s.zswap is not None:
-        lines.append(compressed.describe(s.zswap))
-    if s.page_in_bytes > s.anon_peak_bytes and not s.shared:
-        lines.append(
-            "all of its memory was paged in more than once: what helps such jobs more is shown in "
-            f"{page('when-to-use.md')}"
-        )
-    if s.killed_by == "other":
-        lines.append(
-            "SIGKILL ended the command. Another process sent it (a person, earlyoom, systemd-oomd, "
-            "a batch system): the kernel killed nothing for want of memory"
-        )
-    if s.alarms:
-        lines.append(f"the device reported: {'; '.join(s.alarms)}")
-    if reasons := [
-        f"{format_size_short(part)} because {_WHY[name]}"
-        for name, part in s.page_in_backup_why.items()
-        if part
-    ]:
-        lines.append("from the disk: " + ", ".join(reasons))
-    if s.donors_gone:
-        gone = "; ".join(f"{address} ({why})" for address, why in s.donors_gone.items())
-        lines.append(f"donors gone meanwhile: {gone}")
-    if s.take_overs:
-        lines.append(
-            f"another process of the device took over {counted(s.take_overs, 'time')}; up to a "
-            "second of paging before each is not counted"
-        )
-    if s.other_swap_bytes:
-        lines.append(_describe_other_areas(s))
-    if s.shared_areas:
-        lines.append(describe_others(s.shared_areas))
-    if s.cost is not None:
-        lines += _describe_cost(s, s.cost)
-    return lines
-
-
-def _describe_waits(s: Summary) -> str:
-    if not s.page_ins_waited:
-        return ""
-    ready = f"; {s.page_ins_ready} more had their pages at once" if s.page_ins_ready else ""
-    return (
-        f"{counted(s.page_ins_waited, 'page-in')} waited for a donor or the disk: p50 "
-        f"{s.page_in_us_p50:.0f} µs, p99 {s.page_in_us_p99:.0f} µs{ready}"
-    )
-
-
-def _describe_other_areas(s: Summary) -> str:
-    how = {True: ", sealed", False: ", not sealed", None: ""}
-    named = ", ".join(
-        f"{area.path} ({format_size_short(area.bytes_max)}{how[area.sealed]})"
-        for area in s.other_areas
-    )
-    total = format_size_short(s.other_swap_bytes)
-    return f"up to {total} went to other swap areas of this host: {named}"
-
-
-def _describe_cost(s: Summary, cost: Cost) -> list[str]:
-    disk = f", {format_size_short(cost.disk_bytes)} of disk" if cost.disk_bytes else ""
-    lines = [
-        f"beside --local, paging took {format_size_short(cost.memory_bytes)} of this host's memory"
-        f"{disk} and {format_size_short(cost.donors_bytes)} of donors' memory"
-    ]
-    if cost.memory_bytes >= s.swap_peak_bytes:
-        lines.append(
-            f"warning: that is more of this host's memory than the "
-            f"{format_size_short(s.swap_peak_bytes)} that it saved: such a command is better off "
-            f"without `infiniswap run`"
-        )
-    return lines
-
-
-def describe_others(areas: Iterable[str]) -> str:
-    """That there are other runs, whose areas are these."""
-    return (
-        f"swap areas are shared with other runs ({', '.join(areas)}): the kernel has no private "
-        "ones, so pages of each command lie in the areas of all"
-    )

@@ -7,12 +7,16 @@ import dataclasses
 import os
 from dataclasses import dataclass
 
+from infiniswap.control.figures import histogram
 from infiniswap.device.api import DeviceStatus, DonorRow, SwapRow
 from infiniswap.device.donors.counts import LinkCounts
 from infiniswap.device.process.parts import Parts
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.engine.protocol import Engine, EngineFigures, histogram_quantiles
 from infiniswap.system.surroundings.in_force import in_force
+
+_WAITED = "read_requests_waited_us"
+"""Name of the time of all page-ins that waited, among the totals."""
 
 _TOTALS = [name for name in DonorRow.__struct_fields__ if name.endswith("_pages")] + ["errors"]
 
@@ -51,10 +55,9 @@ def snapshot(
     keep_awake = parts.keep_awake
     problem = None if keep_awake is None else keep_awake.problem
     figures = engine.figures()
-    stats = figures.counts
-    p50_ns, p99_ns = histogram_quantiles(
-        figures.latency["waited_read_latency"], figures.latency_bounds_ns, (0.5, 0.99)
-    )
+    waited, bounds_ns = figures.latency["waited_read_latency"], figures.latency_bounds_ns
+    stats = {**figures.counts, _WAITED: round(histogram(waited, bounds_ns).sum_s * 1e6)}
+    p50_ns, p99_ns = histogram_quantiles(waited, bounds_ns, (0.5, 0.99))
     by_choice = stats["fallback_quicker"] + stats["fallback_measured"]
     chosen = stats["pages_in_remote"] + by_choice
     served = stats["pages_in_remote"] + stats["pages_in_staging"] + stats["pages_in_backup"]

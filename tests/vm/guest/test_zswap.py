@@ -60,8 +60,7 @@ def test_a_job_goes_on_behind_zswap_also_while_that_is_off_and_its_summary_is_tr
     # What the pool had no room for went to the device, on newer kernels out of the pool.
     assert summary["page_out_bytes"] > 0
     assert (zswap["written_bytes"] or 0) > 0 or "zswpwb" not in counters
-    assert "infiniswap: zswap: took" in said
-    assert "of the local memory, pages shrank to" in said
+    assert "zswap took" in said
     assert ("docs/when-to-use.md" in said) == (zswap["shrunk_share"] > HELPS_SHARE_MAX)
 
 

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last lines of `infiniswap run`: what happened, how much of the time went to waiting and why,
+and one piece of advice. --summary-json has everything else.
+
+What needs somebody's action is the advice; where there is more than one such thing, the others come
+before the three lines.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from infiniswap.device.jobs import compressed, heaps
+from infiniswap.device.jobs.summary import WHY, Summary
+from infiniswap.documents import page
+from infiniswap.units import counted, format_size_short
+
+_DISK_SHARE: Final = 0.1
+"""A smaller part of the page-ins from the disk is no reason for advice."""
+
+_ROOM_SHARE: Final = 0.5
+"""A job that never used more of --local than this is told so."""
+
+
+def describe(summary: Summary) -> list[str]:
+    """The closing lines: those that need action, but for the first, and the three."""
+    problems = tuple(_problems(summary))
+    advice = next(iter(problems or _hints(summary)))
+    return [
+        *(f"warning: {problem}" for problem in problems[1:]),
+        _happened(summary),
+        _waited(summary),
+        f"advice: {advice}",
+    ]
+
+
+# -------------------------------------------------------------------------- what happened
+
+
+def _happened(s: Summary) -> str:
+    text = (
+        f"{s.command}: exit code {s.exit_code} after {s.elapsed_s:.1f} s, peak memory "
+        f"{format_size_short(s.anon_peak_bytes)} with {format_size_short(s.local_bytes)} local, "
+        f"{_paged(s)}"
+    )
+    if s.zswap is not None:
+        text += f", {compressed.describe(s.zswap)}"
+    if s.shared_areas:
+        return f"{text} (swap areas shared with other runs: {', '.join(s.shared_areas)})"
+    paged = s.page_in_bytes or s.page_out_bytes
+    return f"{text} (of all that use the device)" if s.shared and paged else text
+
+
+def _paged(s: Summary) -> str:
+    if not s.page_in_bytes and not s.page_out_bytes:
+        if s.swap_peak_bytes:
+            return f"paged out {format_size_short(s.swap_peak_bytes)}, none of it to the device"
+        return "nothing paged out"
+    text = (
+        f"paged out {format_size_short(s.page_out_bytes)}, in {format_size_short(s.page_in_bytes)}"
+    )
+    served = _served(s)
+    if not served:
+        return text
+    shares = (s.page_in_remote_bytes, s.page_in_staging_bytes, s.page_in_backup_bytes)
+    donors, staging, disk = (f"{part / served:.1%}" for part in shares)
+    return f"{text} (donors {donors}, staging {staging}, disk {disk})"
+
+
+def _served(s: Summary) -> int:
+    return s.page_in_remote_bytes + s.page_in_staging_bytes + s.page_in_backup_bytes
+
+
+# ------------------------------------------------------------------------------- the time
+
+
+def _waited(s: Summary) -> str:
+    parts = tuple(_reasons(s))
+    waited_s = s.page_in_waited_s
+    if not parts:
+        return "waited: not for any page, donor or disk"
+    share = ""
+    if s.shared:
+        share = ", all that use the device together"
+    elif waited_s > s.elapsed_s:
+        share = ", several threads at once"
+    elif s.elapsed_s:
+        share = f" of {s.elapsed_s:.1f} s ({waited_s / s.elapsed_s:.0%})"
+    return f"waited: up to {waited_s:.1f} s{share}: {'; '.join(parts)}"
+
+
+def _reasons(s: Summary) -> Iterator[str]:
+    if s.page_ins_waited:
+        ready = f", {s.page_ins_ready} more had their pages at once" if s.page_ins_ready else ""
+        yield (
+            f"{counted(s.page_ins_waited, 'page-in')} (p50 {s.page_in_us_p50:.0f} µs, p99 "
+            f"{s.page_in_us_p99:.0f} µs{ready})"
+        )
+    if why := ", ".join(
+        f"{format_size_short(part)} because {WHY[name]}"
+        for name, part in s.page_in_backup_why.items()
+        if part
+    ):
+        yield f"from the disk {why}"
+    if s.page_outs_waited:
+        yield f"{counted(s.page_outs_waited, 'page-out')} found no free staging buffer"
+    if s.take_overs:
+        yield (
+            f"{counted(s.take_overs, 'take-over')} by another process of the device, with up to a "
+            "second before each not counted"
+        )
+
+
+# ------------------------------------------------------------------------------- advice
+
+
+def _problems(s: Summary) -> Iterator[str]:
+    """What needs somebody's action, the most urgent first."""
+    if s.oom_kills:
+        yield describe_oom(s)
+    if s.heap_by_limit:
+        yield heaps.describe(s.heap_by_limit)
+    if s.killed_by == "other":
+        yield (
+            "SIGKILL ended the command. Another process sent it (a person, earlyoom, systemd-oomd, "
+            "a batch system): the kernel killed nothing for want of memory. Look for it: "
+            "journalctl --since=-10min"
+        )
+    if s.alarms and s.limit not in ("device", "alarm"):
+        yield f"the device reported: {'; '.join(s.alarms)}. `infiniswap doctor` has the remedies"
+    if any(area.sealed is False for area in s.other_areas):
+        plain = " ".join(shlex.quote(area.path) for area in s.other_areas if area.sealed is False)
+        yield (
+            f"{_other_areas(s)}. To keep pages out of areas that do not seal them: swapoff {plain}"
+        )
+    if s.donors_gone:
+        gone = "; ".join(f"{address} ({why})" for address, why in s.donors_gone.items())
+        yield f"donors gone meanwhile: {gone}. See how they are now: infiniswap status"
+
+
+def _hints(s: Summary) -> Iterator[str]:
+    """What would make the command faster or cheaper, the most useful first; at least one."""
+    plan = f"infiniswap plan -- {shlex.quote(s.command)} ..."
+    served = _served(s)
+    if s.cost is not None and s.cost.memory_bytes >= s.swap_peak_bytes:
+        yield (
+            f"paging took {format_size_short(s.cost.memory_bytes)} of this host's memory beside "
+            f"--local and saved {format_size_short(s.swap_peak_bytes)}: start such a command "
+            f"without `infiniswap run`, as {shlex.quote(s.command)} ..."
+        )
+    if s.zswap is not None and (harm := compressed.harm(s.zswap)):
+        yield harm
+    if served and s.page_in_backup_why["unmapped"] > _DISK_SHARE * served:
+        yield (
+            "many pages came from the disk because no donor had room for them. See who lends: "
+            "infiniswap status. More donors: --donors HOST,HOST"
+        )
+    if s.page_in_bytes > s.anon_peak_bytes and not s.shared:
+        yield (
+            "all of its memory was paged in more than once. The limit at which it takes little "
+            f"longer: {plan} What else helps: {page('when-to-use.md')}"
+        )
+    if s.other_swap_bytes:
+        yield f"{_other_areas(s)}. A larger device takes all of it: --size"
+    if not s.swap_peak_bytes and s.local_peak_bytes < _ROOM_SHARE * s.local_bytes:
+        yield (
+            f"it used at most {format_size_short(s.local_peak_bytes)} of its local memory: a "
+            f"smaller --local is enough, which {plan} finds"
+        )
+    yield f"the smallest --local for a given slowdown: {plan}"
+
+
+def _other_areas(s: Summary) -> str:
+    how = {True: ", sealed", False: ", not sealed", None: ""}
+    named = ", ".join(
+        f"{area.path} ({format_size_short(area.bytes_max)}{how[area.sealed]})"
+        for area in s.other_areas
+    )
+    total = format_size_short(s.other_swap_bytes)
+    return f"up to {total} went to other swap areas of this host: {named}"
+
+
+def describe_oom(summary: Summary) -> str:
+    """Which limit ran out, and what to do."""
+    killed = f"the kernel killed {counted(summary.oom_kills, 'process')} of the job: "
+    local = format_size_short(summary.local_bytes)
+    alarms = f" The device reported: {'; '.join(summary.alarms)}." if summary.alarms else ""
+    if summary.limit == "swapoff":
+        return (
+            f"{killed}somebody else took the swap area {summary.taken_off} out of use (swapoff), "
+            f"and its local memory of {local} (--local) could not hold what was there. Leave swap "
+            "areas in use until the command has ended."
+        )
+    if summary.limit == "host":
+        return (
+            f"{killed}the memory of this host, or of a cgroup above the job's, ran out, not its "
+            f"local memory of {local} (--local). `dmesg` names the limit."
+        )
+    if summary.limit == "device":
+        return (
+            f"{killed}it used up its {local} of local memory (--local) and the whole swap device "
+            f"of {format_size_short(summary.device_bytes)}. Give a larger --size.{alarms}"
+        )
+    if summary.limit == "alarm":
+        return (
+            f"{killed}its local memory of {local} (--local) ran out, and the swap device did not "
+            f"take what had to be paged out.{alarms} `infiniswap doctor` says how to mend it."
+        )
+    if summary.limit == "zswap":
+        return (
+            f"{killed}its local memory of {local} (--local) ran out, and memory.zswap.writeback of "
+            "its cgroup, or of the one above, is 0: what zswap did not take could not be paged "
+            "out. Write 1 there, or switch zswap off."
+        )
+    return (
+        f"{killed}its local memory of {local} (--local) ran out, and what it held could not be "
+        "paged out (locked, or kernel memory) though the swap device had room. Give a larger "
+        "--local."
+    )
+
+
+def describe_others(areas: Iterable[str]) -> str:
+    """That there are other runs, whose areas are these."""
+    return (
+        f"swap areas are shared with other runs ({', '.join(areas)}): the kernel has no private "
+        "ones, so pages of each command lie in the areas of all"
+    )
