@@ -35,6 +35,7 @@ from infiniswap.system import service_units
 from infiniswap.system.keep_awake import CpuLatencyRequest
 from infiniswap.system.swap import SwapArea
 from infiniswap.system.tpm import Tpm
+from infiniswap.system.userfault import Obstacle
 from infiniswap.units import GIB, HostPort
 from infiniswap.watch.asking import AskedDonor
 
@@ -549,6 +550,13 @@ def test_earlyoom_must_not_act_before_the_donor_does(host: Host, headroom: int, 
     if state == WARN:
         assert "headroom above 256 MiB" in found.mend
         assert "options -m and -M" in found.mend
+
+
+def test_far_memory_and_what_keeps_a_host_from_it() -> None:
+    expect(host_findings.far(lambda: None), OK)
+    found = expect(host_findings.far(lambda: Obstacle("Linux 6.1 is old", "Use 7.0.")), WARN)
+    assert found.what == "jobs can use swap alone: Linux 6.1 is old"
+    assert found.mend == "Use 7.0."
 
 
 def test_what_has_no_record_is_taken_away_by_hand(host: Host, left: Left) -> None:

@@ -127,6 +127,7 @@ def examine(config: configuration.Config, *, speed: bool = False) -> Iterator[Fi
         ("seal", lambda: host.seal(config)),
         ("host-key", lambda: host.host_key(config)),
         ("front-ends", host.front_ends),
+        ("far-memory", host.far),
         ("memory-cgroup", host.memory_cgroup),
         ("swap-safety", host.rights),
         ("starter", host.starter),

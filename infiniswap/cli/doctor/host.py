@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import platform
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ from infiniswap.system.memory import host_memory, machine_memory, memory_hierarc
 from infiniswap.system.memory_killers import memory_killers
 from infiniswap.system.surroundings.in_force import would_stay
 from infiniswap.system.tpm import Tpm
+from infiniswap.system.userfault import Obstacle, far_obstacle
 from infiniswap.units import MIB, counted, format_size_short
 
 _DEEP_US: Final = 20
@@ -153,6 +154,15 @@ def finding_of(front_end: FrontEnd, found: Condition) -> Finding:
         return good(found.name, found.what)
     finding = missing if front_end.is_needed else degraded
     return finding(found.name, found.what, found.mend)
+
+
+def far(obstacle: Callable[[], Obstacle | None] = far_obstacle) -> Iterator[Finding]:
+    """Whether this host can do far memory."""
+    found = obstacle()
+    if found is None:
+        yield good("far-memory", f"Linux {platform.release()} can move pages of jobs (UFFDIO_MOVE)")
+        return
+    yield degraded("far-memory", f"jobs can use swap alone: {found.what}", found.mend)
 
 
 def memory_cgroup(*, proc: Path = PROC) -> Iterator[Finding]:
