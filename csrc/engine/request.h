@@ -84,8 +84,9 @@ static inline bool iswi_plug_is_empty(const struct iswi_plug *plug)
 	return plug->first == NULL;
 }
 
-/* Of the block device; the far range follows it. */
+/* Of the block device; the far range follows it, from the next slab's border on. */
 uint64_t iswi_engine_size_bytes(const isw_engine *engine);
+uint64_t iswi_engine_far_offset(const isw_engine *engine);
 uint64_t iswi_engine_far_bytes(const isw_engine *engine);
 uint32_t iswi_engine_request_bytes_max(const isw_engine *engine);
 uint32_t iswi_engine_requests_max(const isw_engine *engine);

@@ -12,9 +12,18 @@ uint64_t iswi_engine_size_bytes(const isw_engine *engine)
 	return engine->config.size_bytes - engine->config.far_bytes;
 }
 
+uint64_t iswi_engine_far_offset(const isw_engine *engine)
+{
+	uint64_t slab_bytes = engine->config.slab_bytes;
+
+	return (iswi_engine_size_bytes(engine) + slab_bytes - 1) / slab_bytes * slab_bytes;
+}
+
 uint64_t iswi_engine_far_bytes(const isw_engine *engine)
 {
-	return engine->config.far_bytes;
+	uint64_t offset = iswi_engine_far_offset(engine);
+
+	return engine->config.size_bytes > offset ? engine->config.size_bytes - offset : 0;
 }
 
 uint32_t iswi_engine_request_bytes_max(const isw_engine *engine)
@@ -43,7 +52,7 @@ void iswi_engine_connection_lost(isw_engine *engine)
 static int check(const struct isw_engine *e, const struct iswi_req *req)
 {
 	bool far = req->flags & ISWI_REQ_FAR;
-	uint64_t begin = far ? iswi_engine_size_bytes(e) : 0;
+	uint64_t begin = far ? iswi_engine_far_offset(e) : 0;
 	uint64_t end = far ? e->config.size_bytes : iswi_engine_size_bytes(e);
 
 	if (req->op == ISWI_FLUSH)

@@ -725,7 +725,7 @@ static int far_start(isw_engine *engine, const struct isw_frontend_config *confi
 	far = calloc(1, sizeof(*far));
 	if (far == NULL)
 		return iswi_error(error, -ENOMEM, "no memory for far memory's front end");
-	init(far, engine, iswi_engine_size_bytes(engine));
+	init(far, engine, iswi_engine_far_offset(engine));
 	code = iswi_far_table_open(&far->table, config->table_fd, (uint32_t)blocks, error);
 	if (code != 0)
 		goto err_far;

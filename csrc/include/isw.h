@@ -396,7 +396,9 @@ struct isw_engine_config {
 	 * is also read from the backup, if the backup has its pages. 0 turns that off.
 	 */
 	uint32_t hedge_us_min;
-	/* So much at the device's end is for the front end far, the rest for block devices. Pages.
+	/*
+	 * So much at the device's end is not for block devices; the front end far has of it what
+	 * lies behind the next slab's border. Pages.
 	 */
 	uint64_t far_bytes;
 	uint32_t flags;

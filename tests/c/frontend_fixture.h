@@ -46,6 +46,11 @@ uint64_t iswi_engine_size_bytes(const isw_engine *engine)
 	return engine->size_bytes;
 }
 
+uint64_t iswi_engine_far_offset(const isw_engine *engine)
+{
+	return engine->size_bytes;
+}
+
 uint64_t iswi_engine_far_bytes(const isw_engine *engine)
 {
 	(void)engine;

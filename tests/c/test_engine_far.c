@@ -97,6 +97,27 @@ WORLD_TEST(neither_range_is_reached_from_the_other, FAR_WORLD)
 	}
 }
 
+/* A job's end empties whole slabs: none has pages of both. */
+WORLD_TEST(the_far_range_begins_at_a_slab,
+	   WORLD_BUT(config.far_bytes = (FAR_PAGES + 3) * ISW_PAGE_BYTES))
+{
+	struct asked asked;
+
+	CHECK_EQ(iswi_engine_size_bytes(w->e), (PAGES - FAR_PAGES - 3) * ISW_PAGE_BYTES);
+	CHECK_EQ(iswi_engine_far_offset(w->e), (PAGES - FAR_PAGES) * ISW_PAGE_BYTES);
+	CHECK_EQ(iswi_engine_far_bytes(w->e), FAR_PAGES * ISW_PAGE_BYTES);
+	for (uint32_t page = PAGES - FAR_PAGES - 3; page < PAGES - FAR_PAGES; page++) {
+		ask(w, &asked, ISWI_READ, page, 0);
+		CHECK_EQ(asked.error, -ENOSPC);
+		ask(w, &asked, ISWI_READ, page, ISWI_REQ_FAR);
+		CHECK_EQ(asked.error, -ENOSPC);
+	}
+	ask(w, &asked, ISWI_READ, PAGES - FAR_PAGES, ISWI_REQ_FAR);
+	CHECK(asked.answers == 1 && asked.error == 0);
+	ask(w, &asked, ISWI_READ, PAGES - FAR_PAGES - 4, 0);
+	CHECK(asked.answers == 1 && asked.error == 0);
+}
+
 /* Where nothing has a page any more far memory is told so: it must not take it for a failure. */
 WORLD_TEST(a_lost_page_is_told_from_a_failed_read,
 	   WORLD_BUT(config.far_bytes = FAR_PAGES * ISW_PAGE_BYTES;
