@@ -132,6 +132,11 @@ HOLDER_GONE: Final = Event(
     "The process that would start a successor has died: another death would lose the device.",
     "`infiniswap device stop NAME` and start it again when convenient.",
 )
+FAR_NOT_SERVED: Final = Event(
+    "far-not-served",
+    "A device's process has taken over and cannot serve far memory. Programs that have some wait.",
+    "None if it passes: the process keeps trying. Otherwise the line says why; end those programs.",
+)
 DEVICE_DETACHED: Final = Event(
     "device-detached",
     "Somebody else has detached the block device of a device (`losetup -d`). The device is "

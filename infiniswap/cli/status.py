@@ -56,6 +56,7 @@ _NAMED_MAX = 3
 """Donors, in a sentence."""
 _STYLES = {"serving": "", "draining": "yellow", "drained": "yellow"}
 _HEADINGS = {
+    "far_used_bytes": "far memory",
     "on_donors_bytes": "on donors",
     "in_donors_bytes": "read from donors",
     "in_disk_bytes": "read from disk",

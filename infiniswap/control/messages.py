@@ -468,9 +468,11 @@ class SlotActivity(Struct, frozen=True, array_like=True):
 class DeviceFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a device says of itself, for tables. Nobody checks it.
 
-    Pages are those since its process began, `uptime_s` ago. `slabs` is how many it has in all;
+    Pages are those since its process began, `uptime_s` ago. `size_bytes` and `slabs` are its swap
+    area's and far memory's together;
     `suspended`: of those that have a donor, how many it cannot reach now. `page_in_us_*`: latency
     of its page-ins in the last seconds; null: there were none. `alarms`: how many it raises.
+    `far_bytes`: far memory that processes have there.
     """
 
     uptime_s: Annotated[float, Meta(ge=0.0)]
@@ -483,6 +485,7 @@ class DeviceFigures(Struct, frozen=True, kw_only=True, omit_defaults=True):
     page_in_us_p50: Rate | None = None
     page_in_us_p99: Rate | None = None
     alarms: Count = 0
+    far_bytes: U53 = 0
 
 
 class ActivityAnswer(Answer, frozen=True, tag="activity_answer", omit_defaults=True):

@@ -86,6 +86,24 @@ class SuccessionRow(Struct, frozen=True, kw_only=True):
     pause_ms: float
 
 
+class FarRow(Struct, frozen=True, kw_only=True):
+    """Far memory of the jobs that use the device.
+
+    Attributes:
+        bytes: how much there can be.
+        used_bytes: in blocks that a process has.
+        jobs: that may use it.
+        processes: that have far memory, or had it when another process of the device took over.
+        problem: why it is not served now; empty: it is.
+    """
+
+    bytes: int
+    used_bytes: int
+    jobs: int
+    processes: int
+    problem: str = ""
+
+
 class DeviceStatus(Struct, frozen=True, kw_only=True):
     """The state of a running device.
 
@@ -108,6 +126,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
         evictions: slabs that donors have taken back, since the start.
         slab_counts: what else has happened to slabs, see SlabCounts.
         succession: None for a device without a standby.
+        far: None for a device without far memory.
     """
 
     name: str
@@ -139,6 +158,7 @@ class DeviceStatus(Struct, frozen=True, kw_only=True):
     chosen_share: float | None = None
     backup_expected_us: float = 0.0
     sealed: bool = False
+    far: FarRow | None = None
 
 
 class JoinRequest(Struct, frozen=True, kw_only=True):

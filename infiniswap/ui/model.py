@@ -231,6 +231,7 @@ def device_row(view: DeviceView, numbers: Mapping[str, int], cells_max: int) -> 
         "fresh": view.is_fresh,
         "slabs": figures.slabs if figures else None,
         "size_bytes": figures.size_bytes if figures else None,
+        "far_bytes": figures.far_bytes if figures else 0,
         "suspended": figures.suspended if figures else 0,
         "alarms": figures.alarms if figures else 0,
         "cells": [

@@ -10,6 +10,7 @@ import pytest
 from support.devices.specs import device_spec
 
 from infiniswap import config as configuration
+from infiniswap.device.api import FarRow
 from infiniswap.device.process import self_report
 from infiniswap.device.process.self_report import AT_LEAST_S, SelfReport
 from infiniswap.device.slabs.alarms import Alarms
@@ -34,7 +35,9 @@ class Device:
         clock = SimpleNamespace(monotonic=lambda: self.now_s)
         monkeypatch.setattr(self_report, "time", clock)
         spec = device_spec(configuration.Config())
-        self.report = SelfReport(spec, cast(Any, self), cast(Any, self))
+        self.far: FarRow | None = None
+        far = SimpleNamespace(row=lambda: self.far)
+        self.report = SelfReport(spec, cast(Any, self), cast(Any, self), cast(Any, far))
 
     def figures(self) -> EngineFigures:
         return EngineFigures(
@@ -60,6 +63,12 @@ def test_totals_and_the_time_that_they_took(device: Device) -> None:
     said = device.told(4.0)
     assert (said.uptime_s, said.suspended, said.alarms) == (4.0, 3, 1)
     assert (said.in_donors_pages, said.in_disk_pages, said.out_pages) == (5, 2, 9)
+
+
+def test_far_memory_in_use_is_told(device: Device) -> None:
+    assert device.told().far_bytes == 0
+    device.far = FarRow(bytes=8 << 20, used_bytes=6 << 20, jobs=1, processes=1)
+    assert device.told().far_bytes == 6 << 20
 
 
 def test_latency_is_that_of_the_last_page_ins(device: Device) -> None:

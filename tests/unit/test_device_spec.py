@@ -11,8 +11,10 @@ import msgspec
 import pytest
 
 from infiniswap.config import DeviceConfig, MqttConfig, PolicyConfig, load
+from infiniswap.device.process.parts import _engine_config
 from infiniswap.device.spec import rundir
 from infiniswap.device.spec.spec import (
+    check_size,
     completed,
     decode_spec,
     encode_spec,
@@ -89,6 +91,7 @@ def test_release_0_1_finds_every_field_in_a_record_of_today() -> None:
     later: dict[str, object] = {"discard_contents": False, "second_secret_file": None}
     later |= {"started_by": {"job": "", "user": "", "uid": None}, "needs_donors": True}
     later |= {"seal": False, "host_key_file": "", "state_dir": "/var/lib/infiniswapd"}
+    later |= {"far_bytes": 0}
     later |= dict.fromkeys(("ca_file", "certificate_file", "key_file"))
     assert record == later | {key: RECORD_0_1[key] for key in others}
 
@@ -116,6 +119,28 @@ def test_a_value_of_the_devices_own_comes_before_the_configuration() -> None:
     assert again.config.device.priority is None
     assert again.flags == {**spec.flags, "device.priority": "auto"}
     assert with_own_values(again, transport="rdma").flags["device.transport"] == "rdma"
+
+
+def test_far_memory_lies_behind_the_last_slab_of_the_swap_area() -> None:
+    spec = decode_spec(json.dumps(RECORD_0_1).encode(), "here")
+    assert (spec.far_bytes, spec.engine_bytes, spec.slab_count) == (0, 8 * GIB, 128)
+    whole = msgspec.structs.replace(spec, far_bytes=130 * MIB)
+    assert (whole.engine_bytes, whole.slab_count, whole.swap_slabs) == (
+        8 * GIB + 130 * MIB,
+        131,
+        128,
+    )
+    cut = msgspec.structs.replace(spec, size_bytes=65 * MIB, far_bytes=64 * MIB)
+    assert (cut.engine_bytes, cut.slab_count, cut.swap_slabs) == (192 * MIB, 3, 2)
+    assert decode_spec(encode_spec(cut), "here") == cut
+    engine = _engine_config(cut, -1, -1, standby=False)
+    assert (engine.size_bytes, engine.far_bytes) == (192 * MIB, 192 * MIB - 65 * MIB)
+
+
+def test_a_lease_has_no_more_slabs_than_it_may_with_far_memory() -> None:
+    check_size(GIB, MIB, 15 * GIB)
+    with pytest.raises(UsageError, match="with 15361M of far memory has 16385 slabs"):
+        check_size(GIB, MIB, 15 * GIB + MIB)
 
 
 @pytest.mark.parametrize("change", [{"size_bytes": 0}, {"donors": "10.0.0.2"}, {"name": None}])

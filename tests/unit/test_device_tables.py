@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infiniswap device show`: which source was the quicker."""
+"""`infiniswap device show`: which source was the quicker, and what is far."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 from support.devices.device_status import device_status, donor_row
 
 from infiniswap.cli.device.tables import describe
+from infiniswap.device.api import FarRow
+from infiniswap.units import GIB
 
 
 def row(name: str, **changes: Any) -> str:
@@ -45,3 +47,25 @@ def test_the_quicker_source_is_told(changes: dict[str, Any], text: str) -> None:
 
 def test_each_donor_tells_how_soon_it_answers() -> None:
     assert row("donor") == "10.0.0.2:9 moon: mapped, 1 slab, a page in 331 µs"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "1.50 GiB of 4.00 GiB in use, by 2 processes"),
+        ({"processes": 1}, "1.50 GiB of 4.00 GiB in use, by 1 process"),
+        (
+            {"problem": "no memory"},
+            "1.50 GiB of 4.00 GiB in use, by 2 processes (not served: no memory)",
+        ),
+    ],
+)
+def test_far_memory_is_one_line(changes: dict[str, Any], text: str) -> None:
+    far = FarRow(bytes=4 * GIB, used_bytes=3 * GIB // 2, jobs=1, processes=2)
+    assert row("far memory", far=msgspec.structs.replace(far, **changes)) == text
+
+
+def test_a_device_without_far_memory_has_no_line_for_it() -> None:
+    stats: dict[str, int] = defaultdict(int)
+    names = [name for name, _ in describe(device_status(stats=stats))]
+    assert "far memory" not in names

@@ -226,6 +226,17 @@ def test_a_narrow_terminal_shows_everything_of_a_device(
     assert sum("d2" in line for line in lines[at:]) == 1
 
 
+def test_far_memory_has_a_column_where_a_device_has_some(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _print_tables([], [WIDE])
+    assert "far memory" not in capsys.readouterr().out
+    _print_tables([], [WIDE, WIDE | {"name": "d2", "far_used_bytes": 3 * GIB}])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "far memory" in out
+    assert "3.00 GiB" in out
+
+
 def test_errors_are_said_by_their_kind(capsys: pytest.CaptureFixture[str]) -> None:
     said = msgspec.convert(status(), m.Status)
     counters = {"protocol_errors": 1, "secret_errors": 2, "http_errors": 9, "lease_errors": 0}

@@ -277,6 +277,16 @@ def test_no_window_is_overrun(
         assert all(cell_len(line.plain) <= columns or line.no_wrap for line in shown)
 
 
+def test_far_memory_has_a_column_where_a_device_has_some() -> None:
+    window = Window(140, 24)
+    (without,) = looked(([donor()], [device()]))
+    assert " FAR " not in row_of(lines(without, window), "DEVICE")
+    (having,) = looked(([donor()], [device(), device(name="swap1", far_used_bytes=3 * GIB)]))
+    shown = lines(having, window)
+    assert " FAR " in row_of(shown, "DEVICE")
+    assert "3.00 GiB" in row_of(shown, "swap1")
+
+
 def test_a_window_that_is_too_small_says_so() -> None:
     (picture,) = looked(([donor()], []))
     assert " ".join(lines(picture, Window(30, 8))) == (

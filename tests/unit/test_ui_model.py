@@ -120,7 +120,13 @@ def test_a_slab_is_where_a_donor_says_it_is_and_as_hot_as_its_device_says() -> N
     )
     assert cells(picture, views) == [[0, [0], 12.5], [1, [1], 0.0], [3, [0], None]]
     (row,) = made.model(picture, views)["devices"]
-    assert (row["slabs"], row["size_bytes"]) == (4, 4 * GIB)
+    assert (row["slabs"], row["size_bytes"], row["far_bytes"]) == (4, 4 * GIB, 0)
+
+
+def test_far_memory_of_a_device_is_shown() -> None:
+    picture, views = _one([donor(SUN, lease(device=device(far_bytes=GIB)))])
+    (row,) = made.model(picture, views)["devices"]
+    assert row["far_bytes"] == GIB
 
 
 def test_a_migration_is_seen_and_told() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from infiniswap.cli.common.output import results_console
-from infiniswap.device.api import DeviceStatus, SuccessionRow
+from infiniswap.device.api import DeviceStatus, FarRow, SuccessionRow
 from infiniswap.units import PAGE_BYTES, counted, format_size, format_size_short
 
 
@@ -62,6 +62,7 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
         ("backup", status.backup or "none"),
         ("sealed", "yes" if status.sealed else "no"),
         ("swap", swap),
+        *([] if status.far is None else [("far memory", _describe_far(status.far))]),
         ("slabs", ", ".join(f"{count} {state}" for state, count in status.slabs.items() if count)),
         ("on donors", format_size_short(status.pages_on_donors * PAGE_BYTES)),
         (
@@ -104,6 +105,12 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
     rows += [("degraded", item) for item in status.degraded]
     rows += [("ALARM", item) for item in status.alarms]
     return rows
+
+
+def _describe_far(row: FarRow) -> str:
+    used, size = format_size_short(row.used_bytes), format_size_short(row.bytes)
+    text = f"{used} of {size} in use, by {counted(row.processes, 'process')}"
+    return f"{text} (not served: {row.problem})" if row.problem else text
 
 
 def _describe_choice(status: DeviceStatus) -> str:

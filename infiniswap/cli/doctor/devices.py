@@ -44,6 +44,10 @@ _ALARMS: Final = (
     ("front end has ended", "infiniswap device restart {name}"),
     ("was detached by somebody else", "infiniswap device restart {name}"),
     (
+        "programs wait for their far memory",
+        "infiniswap device restart {name} (or end those programs; the device keeps trying)",
+    ),
+    (
         "swap area was taken out of use",
         "swapon --discard /dev/infiniswap/{name} (or: infiniswap device stop {name})",
     ),

@@ -168,10 +168,11 @@ def _refused(degraded: Sequence[str]) -> Iterator[str]:
 def too_dear(spec: DeviceSpec) -> Iterator[str]:
     """A warning about a device that cannot save as much memory as it takes."""
     takes_bytes = cost.expected(spec).memory_bytes
-    if takes_bytes >= spec.size_bytes:
+    holds_bytes = spec.size_bytes + spec.far_bytes
+    if takes_bytes >= holds_bytes:
         yield (
             f"the device takes about {format_size_short(takes_bytes)} of this host's memory, and "
-            f"holds at most {format_size_short(spec.size_bytes)}: it costs more than it saves"
+            f"holds at most {format_size_short(holds_bytes)}: it costs more than it saves"
         )
 
 

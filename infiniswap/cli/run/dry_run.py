@@ -166,7 +166,7 @@ def _new(
         slab_bytes=spec.config.device.slab_bytes,
         slabs=spec.slab_count,
         backup=spec.backup,
-        backup_needs_bytes=0 if spec.backup is None else spec.size_bytes,
+        backup_needs_bytes=0 if spec.backup is None else spec.engine_bytes,
         backup_free_bytes=found.backup_free_bytes,
         sealed=bool(found.sealed_by),
         priority=found.priority,

@@ -214,6 +214,7 @@ def devices(picture: Picture) -> Section:
     """This host's devices; one that does not serve has a state and no figures."""
     rows = picture.devices
     rates = [picture.rates[row["name"]] for row in rows]
+    has_far = any("far_used_bytes" in row for row in rows)
 
     def size(key: str) -> list[str]:
         return [format_size_short(row[key]) if key in row else _NONE for row in rows]
@@ -228,6 +229,7 @@ def devices(picture: Picture) -> Section:
             Column("STATE", [_device_state(row) for row in rows]),
             Column("SIZE", size("size_bytes"), 2, is_number=True),
             Column("SWAPPED", size("swap_used_bytes"), 6, is_number=True),
+            *([Column("FAR", size("far_used_bytes"), 8, is_number=True)] if has_far else []),
             Column("ON DONORS", size("on_donors_bytes"), 3, is_number=True),
             Column("IN/S", [_rate(one.in_per_s if one else None) for one in rates], is_number=True),
             Column(

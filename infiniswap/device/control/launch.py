@@ -175,10 +175,10 @@ def _spawn(spec: DeviceSpec, *, foreground: bool) -> tuple[programs.Process, int
 def check_limits(spec: DeviceSpec) -> None:
     """Raises UnavailableError where a limit would end the device, or refuse it memory or a file."""
     staging_bytes = spec.config.device.staging_bytes
-    state_bytes = staging_bytes + spec.size_bytes // _BYTES_PER_STATE_BYTE
+    state_bytes = staging_bytes + spec.engine_bytes // _BYTES_PER_STATE_BYTE
     has_file = spec.backup is not None and not Path(spec.backup).is_block_device()
     check_ulimits(
-        file_bytes=max(state_bytes, spec.size_bytes if has_file else 0) + MIB,
+        file_bytes=max(state_bytes, spec.engine_bytes if has_file else 0) + MIB,
         memory_bytes=_MEMORY_BYTES + staging_bytes + state_bytes,
     )
 

@@ -45,6 +45,7 @@ def local_devices(run_dir: Path, backup_dir: Path) -> list[dict[str, object]]:
                 "mapped": f"{status.slabs['mapped']} of {slabs}",
                 "transport": transports(status.donors),
                 "swap_used_bytes": status.swap.used_bytes,
+                **({} if status.far is None else {"far_used_bytes": status.far.used_bytes}),
                 "on_donors_bytes": status.pages_on_donors * PAGE_BYTES,
                 "in_donors_bytes": stats["pages_in_remote"] * PAGE_BYTES,
                 "in_disk_bytes": stats["pages_in_backup"] * PAGE_BYTES,

@@ -25,6 +25,10 @@ _PROCESS_BYTES: Final = 96 * MIB
 _RUN_BYTES: Final = 40 * MIB
 """`infiniswap run` itself, the holder, and the process beside the job."""
 
+_FAR_BYTES: Final = 20 * MIB
+"""Of far memory's front end: four blocks that reads arrive in, and the ring of one process, which
+has six (csrc/frontend/far.h, csrc/far/ring.h)."""
+
 _BYTES_PER_PAGE: Final = 24
 """Tables of the engine: where a page is, and its seal."""
 
@@ -48,7 +52,7 @@ def expected(spec: DeviceSpec) -> Cost:
     """Returns the most that a run with this device takes; see expected_bytes."""
     return Cost(
         expected_bytes(spec),
-        spec.size_bytes if spec.backup is not None else 0,
+        spec.engine_bytes if spec.backup is not None else 0,
         spec.slab_count * spec.config.device.slab_bytes,
     )
 
@@ -58,8 +62,9 @@ def expected_bytes(spec: DeviceSpec) -> int:
     measured (README has more); another version of Python changes them by some MiB."""
     device = spec.config.device
     processes = 2 if device.standby == "on" else 1
-    tables = spec.size_bytes // PAGE_BYTES * _BYTES_PER_PAGE
-    return _RUN_BYTES + processes * _PROCESS_BYTES + device.staging_bytes + tables
+    tables = spec.engine_bytes // PAGE_BYTES * _BYTES_PER_PAGE
+    far = _FAR_BYTES if spec.far_bytes else 0
+    return _RUN_BYTES + processes * _PROCESS_BYTES + device.staging_bytes + tables + far
 
 
 def measured(status: DeviceStatus, donors_bytes: int, *, proc: Path = PROC) -> Cost | None:
@@ -79,7 +84,8 @@ def measured(status: DeviceStatus, donors_bytes: int, *, proc: Path = PROC) -> C
     found = [size for size in sizes if size is not None]
     if len(found) < len(sizes):
         return None
-    disk_bytes = status.size_bytes if status.backup is not None else 0
+    far_bytes = 0 if status.far is None else status.far.bytes
+    disk_bytes = 0 if status.backup is None else status.size_bytes + far_bytes
     return Cost(sum(found), disk_bytes, donors_bytes)
 
 

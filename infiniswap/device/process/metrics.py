@@ -58,6 +58,11 @@ def _latency(fields: Mapping[tuple[str, ...], str]) -> Read:
     }
 
 
+def _far(field: str) -> Read:
+    """A field of FarRow; 0 of a device without far memory."""
+    return lambda s: 0 if s.status.far is None else getattr(s.status.far, field)
+
+
 def _slab_counts(field: str) -> Read:
     """A field of SlabCounts."""
     return lambda s: s.status.slab_counts[field]
@@ -134,7 +139,7 @@ METRICS: Final = (
     *_each(
         "gauge",
         _status,
-        ("size_bytes", "Size of the device.", "size_bytes"),
+        ("size_bytes", "Size of the block device.", "size_bytes"),
         ("slab_bytes", "Size of a slab.", "slab_bytes"),
         ("swap_active", "1 while the device is swap space.", "swap.active"),
         (
@@ -145,6 +150,13 @@ METRICS: Final = (
         ("remote_valid_pages", "Pages with a valid copy on a donor.", "pages_on_donors"),
         ("processors_awake", "1 while the device keeps processors awake.", "awake"),
         ("sealed", "1 if pages leave the device's process sealed.", "sealed"),
+    ),
+    *_each(
+        "gauge",
+        _far,
+        ("far_bytes", "Size of the range for far memory.", "bytes"),
+        ("far_used_bytes", "Far memory that processes have.", "used_bytes"),
+        ("far_processes", "Processes with far memory.", "processes"),
     ),
     *_each(
         "gauge",

@@ -24,6 +24,7 @@ from infiniswap.device.donors.transports import allowed, watches
 from infiniswap.device.frontends.attach import Attachment
 from infiniswap.device.frontends.taken_away import TakenAway
 from infiniswap.device.off_loop import run_to_end
+from infiniswap.device.process.far import FarMemory
 from infiniswap.device.process.runs import Runs
 from infiniswap.device.process.self_report import SelfReport
 from infiniswap.device.process.shown import Shown, tend_certificate
@@ -66,6 +67,7 @@ class Parts:
         attachment: None until there is something to attach.
         lock_fd: of the device's name; -1: not taken.
         degraded: swap-safety measures that this host refuses.
+        far: far memory, if the device has any.
     """
 
     def __init__(self, spec: DeviceSpec, holder: Holder) -> None:
@@ -85,6 +87,7 @@ class Parts:
         self.warnings: list[str] = []
         self.finder = Finder(spec, self.blocking)
         self.keep_awake: KeepAwake | None = None
+        self.far = FarMemory(spec.far_bytes, self.paths, holder, self.blocking)
         self._executor = ThreadPoolExecutor(_EXECUTOR_THREADS, thread_name_prefix="device")
         self._shown: Shown | None = None
         self._engine: Engine | None = None
@@ -152,7 +155,7 @@ class Parts:
             contents.check_backup_is_ours(self.spec, self.was_kept)
         state = self.succession.make_state(self.paths)
         try:
-            self._engine = self._new_engine(state)
+            self._engine = _new_engine(self.spec, state, self.key.fd, standby=False)
             self.succession.keep_state(state)
             self.succession.keep_key(self.key.fd)
         finally:
@@ -162,16 +165,7 @@ class Parts:
 
     def make_standby_engine(self, state_fd: int) -> None:
         """The engine of a standby, which takes over the state in that file later. Blocking."""
-        self._engine = self._new_engine(state_fd, standby=True)
-
-    def _new_engine(self, state_fd: int, *, standby: bool = False) -> Engine:
-        from infiniswap.engine.native import NativeEngine
-
-        spec = self.spec
-        for transport in allowed(spec.config.device.transport):
-            transport.preload()
-        config = _engine_config(spec, state_fd, self.key.fd, standby=standby)
-        return NativeEngine(config, None if standby else spec.backup)
+        self._engine = _new_engine(self.spec, state_fd, self.key.fd, standby=True)
 
     # ---------------------------------------------------------------- mapper and links
 
@@ -185,7 +179,7 @@ class Parts:
             suspend_s=self.spec.config.policy.suspend_s,
             slab_count=self.spec.slab_count,
             has_backup=self.spec.backup is not None,
-            figures=SelfReport(self.spec, self.engine, self._mapper).figures,
+            figures=SelfReport(self.spec, self.engine, self._mapper, self.far).figures,
         )
         self.finder.start(self.spec, self._mapper.known_donors, self.make_link)
         self._loop("mapper", self._run_mapper())
@@ -230,6 +224,10 @@ class Parts:
         self._loop("repair", repairs.run())
         taken_away = TakenAway(attachment, self.mapper.alarms, self.blocking)
         self._loop("taken away", taken_away.run(self.stop_lock, lambda: self.state == "serving"))
+
+    def take_far_over(self, kept: dict[str, int]) -> None:
+        """The loop that takes far memory over, after the block device. `kept`: see take_kept."""
+        self._loop("far memory", self.far.take_over(self.engine, kept, self.mapper.alarms))
 
     def start_waker(self) -> None:
         """The loop that keeps processors awake while pages come in."""
@@ -343,6 +341,7 @@ class Parts:
         if self._loops:
             await asyncio.wait(self._loops)
         self._loops.clear()
+        await self.far.close()
         engine, mapper = self._engine, self._mapper
         if mapper is not None and engine is not None:
             # Drains are still reported while the links give their slabs back.
@@ -355,12 +354,21 @@ class Parts:
             self._engine = None
 
 
+def _new_engine(spec: DeviceSpec, state_fd: int, seal_key_fd: int, *, standby: bool) -> Engine:
+    from infiniswap.engine.native import NativeEngine
+
+    for transport in allowed(spec.config.device.transport):
+        transport.preload()
+    config = _engine_config(spec, state_fd, seal_key_fd, standby=standby)
+    return NativeEngine(config, None if standby else spec.backup)
+
+
 def _engine_config(
     spec: DeviceSpec, state_fd: int, seal_key_fd: int, *, standby: bool
 ) -> EngineConfig:
     device = spec.config.device
     return EngineConfig(
-        size_bytes=spec.size_bytes,
+        size_bytes=spec.engine_bytes,
         slab_bytes=device.slab_bytes,
         staging_pages=device.staging_bytes // PAGE_BYTES,
         request_bytes_max=device.request_bytes,
@@ -369,6 +377,7 @@ def _engine_config(
         backup_writers=device.backup_writers,
         backup_readers=device.backup_readers,
         hedge_us_min=device.hedge_ms * 1000,
+        far_bytes=spec.engine_bytes - spec.size_bytes,
         no_backup=spec.backup is None,
         state_fd=state_fd,
         seal_key_fd=seal_key_fd,

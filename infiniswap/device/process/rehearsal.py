@@ -162,7 +162,7 @@ def _check_backup(spec: DeviceSpec) -> int | None:
     else:
         while not directory.exists():
             directory = directory.parent
-        check_backup(directory / path.name, spec.size_bytes)
+        check_backup(directory / path.name, spec.engine_bytes)
     if path.is_block_device():
         return None
     space = os.statvfs(directory)

@@ -53,7 +53,6 @@ def snapshot(
     spec, engine, mapper, attachment = parts.spec, parts.engine, parts.mapper, parts.attachment
     assert attachment is not None
     keep_awake = parts.keep_awake
-    problem = None if keep_awake is None else keep_awake.problem
     figures = engine.figures()
     waited, bounds_ns = figures.latency["waited_read_latency"], figures.latency_bounds_ns
     stats = {**figures.counts, _WAITED: round(histogram(waited, bounds_ns).sum_s * 1e6)}
@@ -88,25 +87,32 @@ def snapshot(
         backup_expected_us=stats["backup_expected_ns"] / 1000,
         page_in_us_p50=p50_ns / 1000,
         page_in_us_p99=p99_ns / 1000,
-        degraded=[
-            *parts.degraded,
-            *map(str, in_force(os.getpid())),
-            *parts.key.degraded(spec),
-            *parts.shown.degraded(),
-            *([str(problem)] if problem else []),
-            *notes,
-            *parts.succession.degraded(),
-            *parts.finder.degraded(),
-        ],
+        degraded=_degraded(parts, notes),
         alarms=list(mapper.alarms.values()),
         runs=runs,
         awake=keep_awake is not None and keep_awake.awake,
         evictions=mapper.counts.evicted,
         slab_counts=dataclasses.asdict(mapper.counts),
         succession=parts.succession.row(),
+        far=parts.far.row(),
     )
     links = {str(link.address): link.connections.counts for link in mapper.known_donors.links}
     return DeviceSnapshot(status, figures, links, started_s)
+
+
+def _degraded(parts: Parts, notes: list[str]) -> list[str]:
+    keep_awake = parts.keep_awake
+    problem = None if keep_awake is None else keep_awake.problem
+    return [
+        *parts.degraded,
+        *map(str, in_force(os.getpid())),
+        *parts.key.degraded(parts.spec),
+        *parts.shown.degraded(),
+        *([str(problem)] if problem else []),
+        *notes,
+        *parts.succession.degraded(),
+        *parts.finder.degraded(),
+    ]
 
 
 def _donor_rows(engine: Engine, mapper: SlabMapper) -> list[DonorRow]:

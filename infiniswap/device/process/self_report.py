@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from infiniswap.control.messages import DeviceFigures
+from infiniswap.device.process.far import FarMemory
 from infiniswap.device.slabs.mapper import SlabMapper
 from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine, EngineFigures, histogram_quantiles
@@ -20,11 +21,14 @@ class SelfReport:
     """Takes the figures when they are asked for, and the latency of the time since the last ones.
 
     Args:
-        spec, engine, mapper: of the device.
+        spec, engine, mapper, far: of the device.
     """
 
-    def __init__(self, spec: DeviceSpec, engine: Engine, mapper: SlabMapper) -> None:
+    def __init__(
+        self, spec: DeviceSpec, engine: Engine, mapper: SlabMapper, far: FarMemory
+    ) -> None:
         self._spec = spec
+        self._far = far
         self._engine = engine
         self._mapper = mapper
         self._began_s = time.monotonic()
@@ -41,10 +45,10 @@ class SelfReport:
     def _take(self, uptime_s: float) -> DeviceFigures:
         found = self._engine.figures()
         p50_us, p99_us = self._latency_us(found)
-        counts = found.counts
+        counts, far = found.counts, self._far.row()
         return DeviceFigures(
             uptime_s=round(uptime_s, 3),
-            size_bytes=self._spec.size_bytes,
+            size_bytes=self._spec.engine_bytes,
             slabs=self._spec.slab_count,
             suspended=self._mapper.slab_states()["suspended"],
             in_donors_pages=counts["pages_in_remote"],
@@ -53,6 +57,7 @@ class SelfReport:
             page_in_us_p50=p50_us,
             page_in_us_p99=p99_us,
             alarms=len(self._mapper.alarms.values()),
+            far_bytes=0 if far is None else far.used_bytes,
         )
 
     def _latency_us(self, found: EngineFigures) -> tuple[float | None, float | None]:

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 _NOT_STOPPED = events.about(events.NOT_STOPPED)
 _JOB_THREADS = 2
 _STOP_PAUSE_S_MIN = 1.0
+_FAR_END_S_MAX = 10.0
+"""How long the killed processes of a job may take to end."""
 
 T = TypeVar("T")
 
@@ -308,8 +310,11 @@ class DeviceService:
                 return
             parts.state = "stopping"
             try:
+                # The job comes first: what it has far ends with it, and need not come back.
+                await parts.far.pause(_FAR_END_S_MAX if unless_used else 0.0)
                 await self._detach(remove)
             except InfiniswapError:
+                parts.far.resume()
                 parts.state = "serving"
                 self.holder.serving()
                 raise

@@ -95,6 +95,7 @@ class Start:
             self._tell_of_seals()
             self._make_safe(choice.frontend)
             check_room(os.getpid(), 1 if parts.holder.present else 0)
+            await parts.far.start(parts.engine)
             if spec.swap:
                 await parts.blocking(attachment.attach_swap)
         except BaseException:

@@ -12,6 +12,7 @@ import os
 
 from infiniswap.device import frontends
 from infiniswap.device.frontends.attach import Attachment
+from infiniswap.device.process.far import take_kept
 from infiniswap.device.process.parts import Parts
 from infiniswap.device.process.runs import Runs
 from infiniswap.device.slabs.after_take_over import restore_links
@@ -58,6 +59,7 @@ async def take_over(parts: Parts, runs: Runs, turn: TakeOver) -> None:
     # The spec may have changed since it prepared for its turn.
     parts.spec, descriptors = parts.succession.begin(turn, parts.spec)
     parts.lock_fd = descriptors.pop(LOCK, -1)
+    far_kept = take_kept(descriptors)
     parts.begun = True
     attachment, backup = parts.attachment, parts.spec.backup
     assert attachment is not None
@@ -74,3 +76,4 @@ async def take_over(parts: Parts, runs: Runs, turn: TakeOver) -> None:
     parts.start_waker()
     parts.start_tending()
     runs.watch_again()
+    parts.take_far_over(far_kept)

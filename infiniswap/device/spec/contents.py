@@ -190,7 +190,7 @@ def check_backup_is_ours(spec: DeviceSpec, was_kept: bool) -> None:
     """
     assert spec.backup is not None
     path = Path(spec.backup)
-    target = check_backup(path, spec.size_bytes)
+    target = check_backup(path, spec.engine_bytes)
     is_ours = spec.backup_owned or was_kept
     if not target.exists:
         return

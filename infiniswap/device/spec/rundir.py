@@ -2,10 +2,10 @@
 """Where devices are recorded, so that any shell finds them.
 
 A running device has `RUN_DIR/NAME/` with `device.json` (its spec), `control.sock` (its control
-API), `lock` (held by its process and the holder: this lock, not a pid, says whether it runs),
-`state` (for a successor), `runs/` (the runs that use it), `mnt/` (the fuse mount) and `log`. A
-stopped device whose contents are kept has `BACKUP_DIR/NAME.device` (its spec) beside `NAME.backup`,
-`NAME.tables` and `NAME.key`.
+API), `far.sock` (for jobs with far memory), `lock` (held by its process and the holder: this lock,
+not a pid, says whether it runs), `state` (for a successor), `runs/` (the runs that use it), `mnt/`
+(the fuse mount) and `log`. A stopped device whose contents are kept has `BACKUP_DIR/NAME.device`
+(its spec) beside `NAME.backup`, `NAME.tables` and `NAME.key`.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class DevicePaths:
     """Unix socket of the device's own control API."""
     member_socket = _Path("run", "members.sock")
     """Unix socket for members of the group."""
+    far_socket = _Path("run", "far.sock")
+    """Unix socket to which a job with far memory connects."""
     nbd_socket = _Path("run", "nbd.sock")
     """Unix socket of the nbd-socket front end."""
     mount = _Path("run", "mnt")
@@ -350,7 +352,7 @@ def log_hint(paths: DevicePaths, *, stays: bool) -> str:
 
 def clear(paths: DevicePaths) -> None:
     """Removes the run directory of a device that has ended; what cannot be removed stays."""
-    sockets = [paths.socket, paths.member_socket, paths.nbd_socket]
+    sockets = [paths.socket, paths.member_socket, paths.far_socket, paths.nbd_socket]
     files = [paths.record, *sockets, paths.state, paths.log, paths.lock]
     with contextlib.suppress(OSError):
         files += [] if paths.runs.is_symlink() else list(paths.runs.iterdir())

@@ -28,9 +28,11 @@ from infiniswap.control.text import clean_text
 from infiniswap.errors import ConfigError, UsageError, not_utf8
 from infiniswap.json_text import NotJsonError, decode_json
 from infiniswap.secret import check_metrics_listen, host_key_path
-from infiniswap.units import PAGE_BYTES, HostPort, counted, format_size
+from infiniswap.units import MIB, PAGE_BYTES, HostPort, counted, format_size
 
 NAME_LENGTH_MAX: Final = 32
+FAR_BLOCK_BYTES: Final = 2 * MIB
+"""What far memory moves at once: far_bytes is a multiple of it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
 
@@ -52,6 +54,8 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
 
     Attributes:
         device_id: UUID, the same over restarts.
+        size_bytes: of the block device, which is the swap area.
+        far_bytes: for far memory of the job, beside the block device; 0: it has none.
         config: with the device's own values, see with_own_values; of [daemon] only state_dir is
             used, where this host's own secret may lie.
         backup: file or block device; None is `--backup none`.
@@ -84,6 +88,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
     host_key_file: str = ""
     started_by: StartedBy = StartedBy()
     needs_donors: bool = True
+    far_bytes: int = 0
 
     @property
     def use(self) -> LeaseUse:
@@ -94,9 +99,22 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         return LeaseUse(job=by.job, user=by.user, uid=by.uid, tenant=device.tenant)
 
     @property
-    def slab_count(self) -> int:
-        """Slabs of the device; the last may be cut short."""
+    def swap_slabs(self) -> int:
+        """Slabs of the block device; the last may be cut short."""
         return -(-self.size_bytes // self.config.device.slab_bytes)
+
+    @property
+    def engine_bytes(self) -> int:
+        """What slabs, backup and tables cover: the block device, and behind it, from the next
+        slab on, far memory."""
+        if not self.far_bytes:
+            return self.size_bytes
+        return self.swap_slabs * self.config.device.slab_bytes + self.far_bytes
+
+    @property
+    def slab_count(self) -> int:
+        """Slabs of block device and far memory; the last may be cut short."""
+        return -(-self.engine_bytes // self.config.device.slab_bytes)
 
     @property
     def has_metrics_port(self) -> bool:
@@ -144,6 +162,7 @@ class _Record(Struct, frozen=True, kw_only=True):
     host_key_file: str = ""
     started_by: StartedBy = StartedBy()
     needs_donors: bool = True
+    far_bytes: Annotated[int, Meta(ge=0)] = 0
     state_dir: Path = DaemonConfig().state_dir
 
 
@@ -258,8 +277,13 @@ def check_name(name: str) -> str:
     return name
 
 
-def check_size(size_bytes: int, slab_bytes: int) -> None:
+def check_size(size_bytes: int, slab_bytes: int, far_bytes: int = 0) -> None:
     """Refuses sizes that no engine could serve.
+
+    Args:
+        size_bytes: of the block device.
+        slab_bytes: of a slab.
+        far_bytes: for far memory.
 
     Raises:
         UsageError: not a multiple of a page, or more slabs than a lease may have.
@@ -269,10 +293,11 @@ def check_size(size_bytes: int, slab_bytes: int) -> None:
             f"device size {size_bytes} is not a multiple of a page ({PAGE_BYTES} bytes)",
             mend="Write for example --size 4G.",
         )
-    slabs = -(-size_bytes // slab_bytes)
+    slabs = -(-size_bytes // slab_bytes) + -(-far_bytes // slab_bytes)
     if slabs > 16_384:
+        beside = f" with {format_size(far_bytes)} of far memory" if far_bytes else ""
         raise UsageError(
-            f"a device of {format_size(size_bytes)} has {counted(slabs, 'slab')} of "
+            f"a device of {format_size(size_bytes)}{beside} has {counted(slabs, 'slab')} of "
             f"{format_size(slab_bytes)}; 16384 are possible",
             mend="Use a smaller device, or larger slabs on all hosts.",
         )

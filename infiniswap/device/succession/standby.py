@@ -32,7 +32,7 @@ def check_state(fd: int, spec: DeviceSpec) -> None:
     from infiniswap.engine.native_engine import read_state
 
     info = read_state(fd)
-    if (info.size_bytes, info.slab_bytes) != (spec.size_bytes, spec.config.device.slab_bytes):
+    if (info.size_bytes, info.slab_bytes) != (spec.engine_bytes, spec.config.device.slab_bytes):
         raise EngineError("the state file is of a device of another size", code=errno.EBADMSG)
 
 

@@ -62,6 +62,7 @@ function wordsOf(row) {
   if (!row.fresh) parts.push("no donor that answers tells of it");
   if (row.size_bytes !== null) parts.push(size(row.size_bytes));
   parts.push(`${count(row.cells.length + row.cells_left_out, "slab")} on donors`);
+  if (row.far_bytes) parts.push(`far memory ${size(row.far_bytes)}`);
   if (row.suspended) parts.push(`${row.suspended} cannot be reached`);
   if (row.alarms) parts.push(count(row.alarms, "alarm"));
   if (row.in_donors_per_s !== null) {
