@@ -63,10 +63,11 @@ class AheadConfig:
 
 
 class MapAhead:
-    """Follows the page-out front of one device. No I/O, no clock.
+    """Follows the page-out front of one range of a device: its swap area, or far memory, whose
+    blocks are given lowest first. No I/O, no clock.
 
     Args:
-        slab_count: slabs of the device.
+        slab_count: slabs of the range.
         slab_pages: pages of a slab.
         config: how far ahead.
     """
@@ -82,6 +83,11 @@ class MapAhead:
         self._again_pages = 0
         self._retry_s = float("-inf")
         self._wait_s = _RETRY_S_MIN
+
+    @property
+    def slab_count(self) -> int:
+        """Slabs of the range."""
+        return len(self._outs)
 
     @property
     def pages_per_s(self) -> float:

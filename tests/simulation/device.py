@@ -170,7 +170,7 @@ class SimDevice:
             self._loop.time(),
             Refill(self._rng.choice((0.0, 500.0)) if self.has_backup else 0.0, self._loop.time()),
             SLAB_PAGES,
-            MapAhead(self.slabs, SLAB_PAGES) if maps_ahead else None,
+            [MapAhead(self.slabs, SLAB_PAGES)] if maps_ahead else (),
         )
         self.mapper.is_eager = not self.has_backup
         executor: Any = None

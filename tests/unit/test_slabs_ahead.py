@@ -62,3 +62,15 @@ async def test_a_donor_without_a_free_slab_is_left_alone_but_gets_what_is_needed
         link.room = 1
         await w.heat(0)
         assert link.done == [("map", 0)]
+
+
+@in_virtual_time
+async def test_swap_area_and_far_memory_have_a_front_each() -> None:
+    w = SlabWorld(8, ahead=True, ranges=(4, 4))
+    async with w.live(8):
+        await w.until(lambda: w.mapped() == [0, 1, 4, 5])
+        w.page_out(4)
+        await w.until(lambda: 6 in w.mapped())
+        assert 2 not in w.mapped()
+        w.page_out(0)
+        await w.until(lambda: 2 in w.mapped())

@@ -397,10 +397,16 @@ def make_mapper(spec: DeviceSpec, engine: Engine, now_s: float) -> SlabMapper:
         Refill(_refill_pages_per_s(spec), now_s),
         slab_pages,
         # A device that outlives its jobs binds late: swap space is mostly idle (docs/adr/0030).
-        MapAhead(spec.slab_count, slab_pages) if spec.ephemeral and spec.backup else None,
+        _ahead(spec, slab_pages) if spec.ephemeral and spec.backup else (),
     )
     mapper.events.backup = spec.backup or ""
     return mapper
+
+
+def _ahead(spec: DeviceSpec, slab_pages: int) -> list[MapAhead]:
+    """Of the swap area, and of far memory: each is written to from its beginning on."""
+    ranges = (spec.swap_slabs, spec.slab_count - spec.swap_slabs)
+    return [MapAhead(slabs, slab_pages) for slabs in ranges if slabs]
 
 
 def _refill_pages_per_s(spec: DeviceSpec) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import accumulate
 
 from infiniswap.device.donors.link import DonorLink
 from infiniswap.device.slabs.known_donors import KnownDonors
@@ -31,7 +32,7 @@ class AheadMapper:
         known_donors: the donors.
         placer: finds one of them for a slab.
         tasks: of the mapper.
-        policy: says which slabs are next.
+        policies: say which slabs are next, each of a range of the device, in their order.
     """
 
     def __init__(
@@ -40,13 +41,17 @@ class AheadMapper:
         known_donors: KnownDonors,
         placer: Placer,
         tasks: Tasks,
-        policy: MapAhead,
+        policies: Sequence[MapAhead],
     ) -> None:
         self._engine = engine
         self._known_donors = known_donors
         self._placer = placer
         self._tasks = tasks
-        self._policy = policy
+        firsts = accumulate((policy.slab_count for policy in policies), initial=0)
+        self._policies = {
+            range(first, first + policy.slab_count): policy
+            for first, policy in zip(firsts, policies, strict=False)
+        }
         self._outs: dict[int, int] = {}  # of untouched slabs: pages paged out before
         self._used: set[int] = set()  # whose donor has yet to be told
         self._mapping: asyncio.Task[None] | None = None
@@ -62,8 +67,11 @@ class AheadMapper:
         was_untouched = self.is_untouched(slab)
         self._outs.pop(slab, None)
         if was_untouched:
-            self._policy.went_back()
+            self._policy_of(slab).went_back()
         return was_untouched
+
+    def _policy_of(self, slab: int) -> MapAhead:
+        return next(policy for slabs, policy in self._policies.items() if slab in slabs)
 
     def look(self, now_s: float, slabs: Sequence[SlabInfo]) -> None:
         """Begins the work that is due now, without waiting."""
@@ -74,7 +82,14 @@ class AheadMapper:
                 self._used.add(slab)
         if self._used and (self._telling is None or self._telling.done()):
             self._telling = self._tasks.spawn(self._tell(), "slabs mapped ahead are in use")
-        wanted = self._policy.next(now_s, [slab.page_outs for slab in slabs], self._bindings(slabs))
+        totals, bindings = [slab.page_outs for slab in slabs], self._bindings(slabs)
+        wanted = [
+            part.start + slab
+            for part, policy in self._policies.items()
+            for slab in policy.next(
+                now_s, totals[part.start : part.stop], bindings[part.start : part.stop]
+            )
+        ]
         if wanted and (self._mapping is None or self._mapping.done()):
             outs_before = {slab: slabs[slab].page_outs for slab in wanted}
             self._mapping = self._tasks.spawn(self._map(outs_before), "map slabs ahead")
@@ -92,9 +107,10 @@ class AheadMapper:
             if self._engine.slab(slab).state is not SlabState.UNMAPPED:
                 continue  # it became hot meanwhile
             if not await self._placer.place(slab, Purpose.AHEAD):
-                self._policy.refused(asyncio.get_running_loop().time())
+                for policy in self._policies.values():
+                    policy.refused(asyncio.get_running_loop().time())
                 return
-            self._policy.mapped()
+            self._policy_of(slab).mapped()
             self._outs[slab] = pages
 
     async def _tell(self) -> None:

@@ -53,7 +53,7 @@ class SlabMapper:
         now_s: time of the start.
         refill: says what is copied from the backup next.
         slab_pages: pages of a slab.
-        ahead: says which slabs are mapped before they are hot; None: none are.
+        ahead: say which slabs are mapped before they are hot, each of a range of the device.
 
     Attributes:
         rests: no page has come in or gone out since the last look.
@@ -69,7 +69,7 @@ class SlabMapper:
         now_s: float,
         refill: Refill,
         slab_pages: int,
-        ahead: MapAhead | None = None,
+        ahead: Sequence[MapAhead] = (),
     ) -> None:
         self.rests = False
         self.is_eager = False
@@ -90,7 +90,7 @@ class SlabMapper:
             slab_pages=slab_pages,
         )
         self._ahead = None
-        if ahead is not None:
+        if ahead:
             self._ahead = AheadMapper(engine, self.known_donors, self.placer, self._tasks, ahead)
         self._urgent: set[int] = set()
         self._pages_seen = 0

@@ -207,6 +207,7 @@ class SlabWorld:
         slabs: of the device.
         has_backup: otherwise every slab is kept mapped.
         ahead: whether slabs are mapped ahead of the page-out front.
+        ranges: slabs of each range that has a front of its own; empty: there is one.
         policy: of the configuration.
         refill_pages_per_s: 0: nothing is copied from the backup.
         seed: of what is drawn.
@@ -218,6 +219,7 @@ class SlabWorld:
         *,
         has_backup: bool = True,
         ahead: bool = False,
+        ranges: tuple[int, ...] = (),
         policy: PolicyConfig | None = None,
         refill_pages_per_s: float = 0.0,
         seed: int = 1,
@@ -242,7 +244,7 @@ class SlabWorld:
             0.0,
             Refill(refill_pages_per_s, 0.0),
             SLAB_PAGES,
-            MapAhead(slabs, SLAB_PAGES) if ahead else None,
+            [MapAhead(count, SLAB_PAGES) for count in ranges or (slabs,)] if ahead else (),
         )
         self.mapper.is_eager = not has_backup
         self.links: list[ObedientLink] = []
