@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -79,10 +80,6 @@ class FakeEngine:
         return self.front_end
 
 
-async def blocking(call: Callable[[], T]) -> T:
-    return call()
-
-
 class World:
     """Far memory of a device with a holder."""
 
@@ -90,7 +87,8 @@ class World:
         self.paths = DevicePaths("d", run, run)
         self.holder, self._theirs = pair
         self.engine = engine or FakeEngine()
-        self.far = FarMemory(64 * MIB, self.paths, self.holder, blocking)
+        self.delay_s = 0.0  # of whatever blocks
+        self.far = FarMemory(64 * MIB, self.paths, self.holder, self.blocking)
         self.kept: dict[str, int] = {}
         self.alarms = Alarms()
 
@@ -103,6 +101,10 @@ class World:
     @property
     def front_end(self) -> FrontEnd:
         return self.engine.front_end
+
+    async def blocking(self, call: Callable[[], T]) -> T:
+        await asyncio.sleep(self.delay_s)
+        return call()
 
     async def start(self) -> None:
         await self.far.start(cast(Engine, self.engine))
@@ -156,14 +158,13 @@ async def test_a_start_keeps_table_and_socket(tmp_path: Path, holder_pair: Pair)
 
 
 async def test_a_device_without_far_memory_serves_none(tmp_path: Path, holder_pair: Pair) -> None:
-    holder, _ = holder_pair
-    paths, engine = DevicePaths("d", tmp_path, tmp_path), FakeEngine()
-    without = FarMemory(0, paths, holder, blocking)
+    w, engine = World(tmp_path, holder_pair), FakeEngine()
+    without = FarMemory(0, w.paths, w.holder, w.blocking)
     await without.start(cast(Engine, engine))
     await without.take_over(cast(Engine, engine), {}, Alarms())
     assert without.row() is None
     assert not engine.tables
-    assert not paths.far_socket.exists()
+    assert not w.paths.far_socket.exists()
     await without.pause(0.0)
     await without.close()
 
@@ -315,6 +316,53 @@ async def test_a_successor_goes_on_with_table_jobs_and_socket(
     job.close()
     await after.until(lambda: after.row.jobs == 0)
     await after.close()
+
+
+async def test_a_stop_asks_who_has_far_memory_only_after_a_take_over(
+    tmp_path: Path, holder_pair: Pair
+) -> None:
+    w, after = World(tmp_path, holder_pair), World(tmp_path, holder_pair)
+    await w.start()
+    kept = handed_over(w)
+    await w.close()
+    after.front_end.processes, after.delay_s = 1, 0.1
+    take_over = after.far.take_over(cast(Engine, after.engine), kept, after.alarms)
+    taking = asyncio.create_task(take_over)
+    await asyncio.sleep(0.01)
+    with pytest.raises(ConflictError, match="1 process of a job has far memory"):
+        await after.far.pause(0.0)
+    await taking
+    await after.close()
+
+
+@contextlib.contextmanager
+def no_descriptor_is_free() -> Iterator[None]:
+    """Nothing can be opened by this process meanwhile."""
+    free = os.dup(0)
+    os.close(free)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_a_job_waits_while_no_descriptor_is_free(
+    tmp_path: Path,
+    holder_pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(far, "_RETRY_S", 0.05)
+    async with started(tmp_path, holder_pair) as w:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as job:
+            with no_descriptor_is_free():
+                job.connect(str(w.paths.far_socket))
+                await asyncio.sleep(0.12)
+                assert w.row.jobs == 0
+            await w.until(lambda: w.row.jobs == 1)
+    assert 1 <= caplog.text.count("has to wait: Too many open files") <= 3  # no busy loop
 
 
 @in_virtual_time

@@ -74,6 +74,8 @@ class FarMemory:
         self._hung_up: select.epoll | None = None
         self._problem = ""
         self._is_pausing = False
+        self._settled = asyncio.Event()  # not during the first try of a take-over
+        self._settled.set()
 
     # ------------------------------------------------------------------------- begin
 
@@ -110,6 +112,7 @@ class FarMemory:
             int(name.removeprefix(_JOB)): socket.socket(fileno=fd) for name, fd in kept.items()
         }
         unserved = list(self._jobs.values())
+        self._settled.clear()
         while True:
             try:
                 await self._go_on(engine, unserved)
@@ -118,9 +121,11 @@ class FarMemory:
                     self._problem = str(error)
                     sentence = f"programs wait for their far memory; it cannot be served: {error}"
                     alarms.sound(_ALARM, sentence, events.FAR_NOT_SERVED)
-                await asyncio.sleep(_RETRY_S)
             else:
                 break
+            finally:
+                self._settled.set()
+            await asyncio.sleep(_RETRY_S)
         self._problem = ""
         alarms.pop(_ALARM, None)
 
@@ -176,8 +181,11 @@ class FarMemory:
             job, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError as error:
-            log.error("a job's connection for far memory is lost: %s", error.strerror)
+        except OSError as error:  # no descriptor is free
+            log.error("a job's connection for far memory has to wait: %s", error.strerror)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listener.fileno())
+            loop.call_later(_RETRY_S, self._accept_again)
             return
         answer = DeviceAnswer()
         try:
@@ -188,6 +196,10 @@ class FarMemory:
             job.send(msgspec.json.encode(answer), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         if answer.error:
             job.close()
+
+    def _accept_again(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def _serve(self, job: socket.socket) -> None:
         where = f"device {self._paths.name}"
@@ -246,6 +258,7 @@ class FarMemory:
             ConflictError: processes have far memory; nothing has changed.
         """
         self._is_pausing = True
+        await self._settled.wait()
         end_s = asyncio.get_running_loop().time() + wait_s
         while (info := self._info()) is not None and info.connections:
             if asyncio.get_running_loop().time() >= end_s:
