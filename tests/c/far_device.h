@@ -10,7 +10,7 @@
 #include "far/ring.h"
 
 #define MIB         (1ull << 20)
-#define BLOCK_BYTES (4 * MIB) /* of the block device, before the far range */
+#define BLOCK_BYTES (4 * MIB) /* of the block device; the far range begins at the next slab */
 #define SLAB_BYTES  (32 * MIB)
 #define SLABS_MAX   64u
 
@@ -26,7 +26,7 @@ struct far_donor {
 
 static inline void make_far_donor(struct far_donor *donor, uint64_t far_bytes)
 {
-	donor->slabs = (uint32_t)((BLOCK_BYTES + far_bytes + SLAB_BYTES - 1) / SLAB_BYTES);
+	donor->slabs = 1 + (uint32_t)((far_bytes + SLAB_BYTES - 1) / SLAB_BYTES);
 	CHECK(donor->slabs <= SLABS_MAX);
 	donor->store =
 		donor_store("127.0.0.1", SLAB_BYTES, donor->slabs, donor->slabs, &donor->port);
@@ -42,8 +42,8 @@ static inline struct isw_engine_config far_engine_config(uint64_t far_bytes, int
 							 int key_fd)
 {
 	return (struct isw_engine_config){
-		.size_bytes = BLOCK_BYTES + far_bytes,
-		.far_bytes = far_bytes,
+		.size_bytes = SLAB_BYTES + far_bytes,
+		.far_bytes = SLAB_BYTES - BLOCK_BYTES + far_bytes,
 		.slab_bytes = SLAB_BYTES,
 		.staging_pages = 4096,
 		.request_bytes_max = 1 << 20,
