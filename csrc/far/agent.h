@@ -19,20 +19,22 @@
  *  F1  The device process has a duplicate of the userfaultfd, so no absent page becomes zeros when
  *      this process closes its own. The program cannot close our descriptors by close and its like.
  *  F2  A range is unregistered only when no page of it is aside or far.
- *  F3  Pages are moved, discarded or filled only by who has claimed their block, and only while no
- *      event is unread (EAGAIN: later). A range that something else changed is left alone from
- *      then on.
+ *  F3  Pages of the arena are moved or placed only by who has claimed their block, and only while
+ * no event waits to be read or served (EAGAIN: release the block, later). A range that something
+ *      else changed is the kernel's from then on (`hole`): it is not touched or given again.
  *  F4  A fault on a page that is home: zeros are placed; if it was there after all, the thread is
- *      woken. It is never woken alone.
+ *      woken. It is woken alone only while an event is unserved: it faults again behind that.
  *  F5  A page whose bytes the device says are lost is poisoned: SIGBUS, never zeros. Any other
  *      refusal waits.
- *  F6  The reader reads events and faults and hands them on. It takes no lock and changes nothing.
+ *  F6  The reader reads events and faults and hands them on. It takes no lock and changes nothing;
+ *      it waits for an operation under way (F3), and none of these waits for it: no page that
+ *      they read can be missing.
  *  F7  A program's thread takes the lock only with signals blocked. One whose stack is in the arena
  *      never does: a thread of ours does its errand.
  *  F8  The threads here take no lock of libc's, allocate nothing and touch no page of the arena.
  *  F9  They are libc's threads, started where the program itself calls an allocator.
  *  F12 What held a program's pages is given back to the kernel before it is used for others.
- *  F13 Whatever a move answers, masks say afterwards where each page is.
+ *  F13 Whatever an operation answers, masks say afterwards where each page is.
  *  F16 The slot of the shadow is untouched from the first byte sent to the answer.
  *  F23 A device without room is no error: the block goes home, and eviction rests for a while.
  */
@@ -61,7 +63,7 @@ enum iswf_queue_name { ISWF_Q_NONE, ISWF_Q_HOME, ISWF_Q_ASIDE, ISWF_Q_DROP, ISWF
 /* All under the lock; the masks of a claimed block change by who has claimed it alone. */
 struct iswf_block {
 	struct iswf_mask home, aside, far, live;
-	struct iswf_mask hole; /* something else unmapped it: not to be touched */
+	struct iswf_mask hole; /* the kernel's: unmapped, or something else is mapped there */
 	uint32_t prev, next;
 	uint32_t slot;               /* of the shadow, + 1; 0: none */
 	uint16_t window, window_end; /* pages fetched last, and the page behind them */
@@ -70,7 +72,8 @@ struct iswf_block {
 	uint8_t refusals;            /* moves out that failed, in a row */
 	bool claimed;
 	bool wanted; /* somebody faults in it and is to be woken at its release */
-	bool fixed;  /* it stays home for good: its addresses are not given again */
+	bool fixed;  /* it stays home for good; what is freed of it is unmapped */
+	bool unsure; /* pages may be there that no mask names: a discard we were told of */
 	bool placed; /* the device has a place for it */
 	bool left;   /* not registered any more: the kernel fills it */
 };
@@ -79,19 +82,29 @@ struct iswf_queue {
 	uint32_t head, tail, count;
 };
 
-/* What the kernel and the device do for the agent: real ones, or a test's. None is called with the
- * lock held; all but `ask` end soon. 0 or -errno. */
+/*
+ * What the kernel and the device do for the agent: real ones, or a test's. None is called with the
+ * lock held; all but `ask` end soon. 0 or -errno; where an operation stops before its end,
+ * *done_out says how many bytes it has done, from the front.
+ *
+ * -EAGAIN: an event waits to be served, so nothing of the arena may change (F3). -EEXIST: a page is
+ * there already. -ENOENT: no mapping of ours is there any more.
+ */
 struct iswf_ops {
-	/* Moves; on an error *moved_out says how much was, from the front. Holes are passed over.
-	 */
-	int (*move)(char *to, char *from, size_t bytes, size_t *moved_out);
-	int (*copy)(char *to, const char *from, size_t bytes);
-	int (*zero)(char *at, size_t bytes); /* -EEXIST: there is a page */
-	int (*poison)(char *at, size_t bytes);
+	int (*move)(char *to, char *from, size_t bytes, size_t *done_out); /* but for holes */
+	/* moved: to where the program has moved the pages, for the event that is being served. */
+	int (*copy)(char *to, const char *from, size_t bytes, bool moved, size_t *done_out);
+	int (*poison)(char *page, bool moved);
+	int (*zero)(char *page);
 	void (*wake)(char *at, size_t bytes);
 	/* The bytes are gone, the memory given back. is_watched: the range is registered. */
-	void (*discard)(char *at, size_t bytes, bool is_watched);
+	int (*discard)(char *at, size_t bytes, bool is_watched);
+	/* What is missing of this part of the shadow is zeros: who reads there faults no more. */
+	void (*fill_holes)(char *at, size_t bytes);
+	int (*unmap)(char *at, size_t bytes);
+	int (*advise)(char *at, size_t bytes, int advice);   /* of what is the kernel's */
 	int (*leave)(char *at, size_t bytes, bool children); /* unregisters */
+	void (*pause)(uint64_t ns);
 	/* One request to the device; `bytes` of a write, or where those of a read go. Waits. */
 	int (*ask)(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages, char *bytes,
 		   int (*take)(void *ctx, const char *from), void *ctx);
@@ -170,16 +183,21 @@ bool iswf_evict(void);
 bool iswf_send(void);
 /* Tells the device of one block that needs no place any more; false: there is none. */
 bool iswf_drop(void);
-/* Pages [first, end) of the block are needed no more: they are zeros. dead: nor are they live. */
-void iswf_discard(uint32_t block, uint32_t first, uint32_t end, bool dead);
+/*
+ * Pages [first, end) of the block are needed no more: they are zeros. dead: nor are they live, and
+ * what cannot be given again is unmapped. 0, or -errno: some could not be discarded.
+ */
+int iswf_discard(uint32_t block, uint32_t first, uint32_t end, bool dead);
+/* Pages [first, end) of the block are the kernel's: whatever is there is not touched any more. */
+void iswf_lose(uint32_t block, uint32_t first, uint32_t end);
 /*
  * Blocks [first, end) come home, are unregistered and stay the kernel's. children: forked ones get
- * them. What is lost is poisoned.
+ * them. What is lost is poisoned. Not by a thread that serves events: it waits for these.
  */
 void iswf_hand_back(uint32_t first, uint32_t end, bool children, enum iswf_why why);
 /*
- * The kernel was told by somebody else to forget these pages, or their mapping; or to move them, to
- * `to` (else NULL): there they are the kernel's from then on.
+ * The kernel was told by somebody else to forget these addresses, or their mapping; or to move
+ * them, to `to` (else NULL): there they are the kernel's from then on.
  */
 void iswf_removed(char *from, char *end, bool unmapped, char *to);
 /* So many pages may be used now, or after a while. */
@@ -187,15 +205,26 @@ void iswf_need(int64_t pages);
 
 /* -------------------------------------------------------- allocations (arena.c) */
 
-/* 0: there is no room. zeroed by nature. Thread of the program's, no lock. */
+/* NULL: there is no room. It is zeros. */
 char *iswf_take(size_t bytes, size_t align);
-/* The size of the allocation that begins there, in pages; 0: none does. */
-uint32_t iswf_size_of(const char *at);
+/* The size of the allocation that begins there, in pages; 0: none does. No lock. */
+uint32_t iswf_size_of(const void *at);
 void iswf_give(char *at);
-/* Part of an allocation, by munmap: pages that are none already are passed over. */
-void iswf_give_part(char *at, size_t bytes);
 /* In place: false when there is no room behind it. */
 bool iswf_resize(char *at, size_t bytes);
+/* Whole pages of the arena, whosever they are. 0 or -errno. */
+int iswf_unmap(char *at, size_t bytes);
+int iswf_advise(char *at, size_t bytes, int advice); /* MADV_DONTNEED or MADV_FREE */
+/* Their blocks stay the kernel's: see iswf_hand_back(). */
+void iswf_surrender(char *at, size_t bytes, enum iswf_why why);
+/* The same, for something else that will be mapped there, or that takes the mapping away. */
+void iswf_lay_over(char *at, size_t bytes, enum iswf_why why);
+/* In a forked child, which has no agent: allocations there are none of ours. */
+void iswf_disown(const char *at, size_t bytes);
+/* Lock held: pages [first, end) of the arena belong to no allocation and are not given again. */
+void iswf_withdraw(uint32_t first, uint32_t end);
+/* Lock held, all is home: what belongs to no allocation is unmapped. */
+void iswf_retire(void);
 int iswf_arena_init(uint64_t pages);
 void iswf_arena_close(void);
 
@@ -257,14 +286,17 @@ uint64_t iswf_now_ns(void);
  */
 enum iswf_errand {
 	ISWF_GIVE,
-	ISWF_GIVE_PART,
-	ISWF_RESIZE,
-	ISWF_HAND_BACK,
+	ISWF_RESIZE, /* 1: done; 0: not in place */
+	ISWF_UNMAP,
 	ISWF_DISCARD_RANGE,
+	ISWF_FREE_RANGE,
+	ISWF_HAND_BACK,
+	ISWF_LAY_OVER,
 	ISWF_ALL_HOME
 };
 bool iswf_stands_in_arena(void); /* the calling thread's stack is there */
-bool iswf_do_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why);
+/* why: of the last three. What comes of it: else 0 or -errno. */
+int iswf_do_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why);
 void *iswf_errand_main(void *arg);
 /* Nothing of the process's memory leaves any more, and what has left is home. */
 void iswf_end(void);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which pages of the arena belong to which allocation. Free space is a sorted table of extents,
- * taken first fit. What was freed is zeros before it is free; so whatever is taken is zeros.
+ * taken first fit. What was freed is zeros before it is free; so whatever is taken is zeros. A page
+ * that is the kernel's (`hole`) is never free again, whoever has mapped what there.
  */
 #include <errno.h>
 #include <string.h>
@@ -127,46 +128,102 @@ static void carve(uint32_t i, uint32_t first, uint32_t pages)
 	}
 }
 
-/* ------------------------------------------------------------ allocations; lock held */
-
-static void live(uint32_t first, uint32_t pages, bool now)
+/* Takes pages [first, end) out of what is free. */
+static void extents_withdraw(uint32_t first, uint32_t end)
 {
-	for (uint32_t page = first; page < first + pages;) {
-		uint32_t block = page / ISWF_BLOCK_PAGES, from = page % ISWF_BLOCK_PAGES;
-		uint32_t end = first + pages - block * ISWF_BLOCK_PAGES;
-		struct iswf_mask mask;
+	uint32_t i = extent_after(first);
 
-		if (end > ISWF_BLOCK_PAGES)
-			end = ISWF_BLOCK_PAGES;
-		mask = iswf_mask_range(from, end);
-		if (now)
-			iswf_mask_add(&A->blocks[block].live, &mask);
-		else
-			iswf_discard(block, from, end, true);
-		page = block * ISWF_BLOCK_PAGES + end;
+	if (i > 0)
+		i--;
+	while (i < extents_count && extents[i].first < end) {
+		uint32_t from = extents[i].first, to = from + extents[i].pages;
+
+		if (from < first)
+			from = first;
+		if (to > end)
+			to = end;
+		if (from >= to) {
+			i++;
+			continue;
+		}
+		carve(i, from, to - from);
+		i = extent_after(from);
 	}
 }
 
-/* Frees pages of an allocation; addresses of blocks that are the kernel's are not used again. */
-static void free_pages(uint32_t first, uint32_t pages)
+/* ------------------------------------------------------------ allocations; lock held */
+
+static bool is_hole(uint32_t page)
 {
-	uint32_t from = first, end = first + pages;
+	return iswf_has(&A->blocks[page / ISWF_BLOCK_PAGES].hole, page % ISWF_BLOCK_PAGES);
+}
 
-	live(first, pages, false);
+static bool is_live(uint32_t page)
+{
+	return iswf_has(&A->blocks[page / ISWF_BLOCK_PAGES].live, page % ISWF_BLOCK_PAGES);
+}
+
+/* How far pages from `page` on are likewise holes and likewise live, below `end`. */
+static uint32_t end_of_kind(uint32_t page, uint32_t end)
+{
+	bool hole = is_hole(page), live = is_live(page);
+
+	while (++page < end && is_hole(page) == hole && is_live(page) == live)
+		;
+	return page;
+}
+
+/* Calls for the part of pages [first, end) in each block; the first error. */
+static int in_blocks(uint32_t first, uint32_t end,
+		     int (*call)(uint32_t block, uint32_t from, uint32_t to))
+{
+	int code = 0;
+
 	for (uint32_t page = first; page < end;) {
-		uint32_t block = page / ISWF_BLOCK_PAGES, stop = (block + 1) * ISWF_BLOCK_PAGES;
+		uint32_t block = page / ISWF_BLOCK_PAGES, base = block * ISWF_BLOCK_PAGES;
+		uint32_t stop = end - base < ISWF_BLOCK_PAGES ? end - base : ISWF_BLOCK_PAGES;
+		int result = call(block, page - base, stop);
 
-		if (stop > end)
-			stop = end;
-		if (A->blocks[block].fixed) {
-			if (from < page)
-				free_extent(from, page - from);
-			from = stop;
-		}
-		page = stop;
+		if (code == 0)
+			code = result;
+		page = base + stop;
 	}
-	if (from < end)
-		free_extent(from, end - from);
+	return code;
+}
+
+static int become_live(uint32_t block, uint32_t first, uint32_t end)
+{
+	struct iswf_mask mask = iswf_mask_range(first, end);
+
+	iswf_mask_add(&A->blocks[block].live, &mask);
+	return 0;
+}
+
+static int die(uint32_t block, uint32_t first, uint32_t end)
+{
+	return iswf_discard(block, first, end, true);
+}
+
+static int discard(uint32_t block, uint32_t first, uint32_t end)
+{
+	return iswf_discard(block, first, end, false);
+}
+
+static int lose(uint32_t block, uint32_t first, uint32_t end)
+{
+	iswf_lose(block, first, end);
+	return 0;
+}
+
+/* Pages of an allocation that has been forgotten. */
+static void free_pages(uint32_t first, uint32_t end)
+{
+	(void)in_blocks(first, end, die);
+	for (uint32_t page = first, stop; page < end; page = stop) {
+		stop = end_of_kind(page, end);
+		if (!is_hole(page))
+			free_extent(page, stop - page);
+	}
 }
 
 static uint32_t page_of(const char *at)
@@ -174,17 +231,56 @@ static uint32_t page_of(const char *at)
 	return (uint32_t)((at - A->arena) / ISWF_PAGE_BYTES);
 }
 
+static char *at_page(uint32_t page)
+{
+	return A->arena + (uint64_t)page * ISWF_PAGE_BYTES;
+}
+
+/* More than there are: it does not matter how many more. */
 static uint32_t pages_of(size_t bytes)
 {
-	return (uint32_t)((bytes + ISWF_PAGE_BYTES - 1) / ISWF_PAGE_BYTES);
+	size_t pages = bytes / ISWF_PAGE_BYTES + (bytes % ISWF_PAGE_BYTES != 0);
+
+	return pages > arena_pages ? arena_pages + 1 : (uint32_t)pages;
 }
+
+/* The first page of the allocation that this page is in; ISWF_NONE. */
+static uint32_t owner_of(uint32_t page)
+{
+	uint32_t owner = page;
+
+	while (owner > 0 && sizes[owner] == 0)
+		owner--;
+	return owner + sizes[owner] > page ? owner : ISWF_NONE;
+}
+
+/* Pages [first, end) belong to no allocation; what is left behind them is one of its own. */
+static void forget(uint32_t first, uint32_t end)
+{
+	uint32_t owner = owner_of(first), behind = 0;
+
+	if (owner != ISWF_NONE && owner < first) {
+		behind = owner + sizes[owner];
+		sizes[owner] = first - owner;
+	}
+	for (uint32_t page = first; page < end; page++) {
+		if (sizes[page] == 0)
+			continue;
+		behind = page + sizes[page];
+		sizes[page] = 0;
+	}
+	if (behind > end)
+		sizes[end] = behind - end;
+}
+
+/* ------------------------------------------------------------ allocations */
 
 char *iswf_take(size_t bytes, size_t align)
 {
 	uint32_t pages = pages_of(bytes), first = 0, i;
 	uint32_t align_pages = align > ISWF_PAGE_BYTES ? (uint32_t)(align / ISWF_PAGE_BYTES) : 1;
 
-	if (bytes > (uint64_t)arena_pages * ISWF_PAGE_BYTES)
+	if (pages == 0 || pages > arena_pages)
 		return NULL;
 	/* Whole blocks of its own: what is freed together leaves together. */
 	if (pages >= ISWF_BLOCK_PAGES && align_pages < ISWF_BLOCK_PAGES)
@@ -201,13 +297,15 @@ char *iswf_take(size_t bytes, size_t align)
 	}
 	carve(i, first, pages);
 	sizes[first] = pages;
-	live(first, pages, true);
+	(void)in_blocks(first, first + pages, become_live);
 	pthread_mutex_unlock(&A->lock);
-	return A->arena + (uint64_t)first * ISWF_PAGE_BYTES;
+	return at_page(first);
 }
 
-uint32_t iswf_size_of(const char *at)
+uint32_t iswf_size_of(const void *at)
 {
+	if (!iswf_is_ours(at) || (uintptr_t)at % ISWF_PAGE_BYTES != 0)
+		return 0;
 	return sizes[page_of(at)];
 }
 
@@ -218,47 +316,7 @@ void iswf_give(char *at)
 	pthread_mutex_lock(&A->lock);
 	pages = sizes[first];
 	sizes[first] = 0;
-	if (pages != 0)
-		free_pages(first, pages);
-	pthread_mutex_unlock(&A->lock);
-}
-
-/* Lock held: whether the page belongs to an allocation. */
-static bool is_live(uint32_t page)
-{
-	return iswf_has(&A->blocks[page / ISWF_BLOCK_PAGES].live, page % ISWF_BLOCK_PAGES);
-}
-
-/* Lock held: the first page of the allocation that this page is in. */
-static uint32_t owner_of(uint32_t page)
-{
-	while (sizes[page] == 0)
-		page--;
-	return page;
-}
-
-void iswf_give_part(char *at, size_t bytes)
-{
-	uint32_t page = page_of(at), end = page + pages_of(bytes);
-
-	pthread_mutex_lock(&A->lock);
-	while (page < end) {
-		uint32_t owner, owner_end, stop;
-
-		if (!is_live(page)) {
-			page++;
-			continue;
-		}
-		/* What is left behind the part is an allocation of its own. */
-		owner = owner_of(page);
-		owner_end = owner + sizes[owner];
-		stop = owner_end < end ? owner_end : end;
-		if (stop < owner_end)
-			sizes[stop] = owner_end - stop;
-		sizes[owner] = page - owner;
-		free_pages(page, stop - page);
-		page = stop;
-	}
+	free_pages(first, first + pages);
 	pthread_mutex_unlock(&A->lock);
 }
 
@@ -271,7 +329,7 @@ bool iswf_resize(char *at, size_t bytes)
 	old = sizes[first];
 	if (pages < old) {
 		sizes[first] = pages;
-		free_pages(first + pages, old - pages);
+		free_pages(first + pages, first + old);
 	} else if (pages > old) {
 		i = extent_after(first + old);
 		done = !iswf_rests() && i < extents_count && extents[i].first == first + old &&
@@ -279,9 +337,127 @@ bool iswf_resize(char *at, size_t bytes)
 		if (done) {
 			carve(i, first + old, pages - old);
 			sizes[first] = pages;
-			live(first + old, pages - old, true);
+			(void)in_blocks(first + old, first + pages, become_live);
 		}
 	}
 	pthread_mutex_unlock(&A->lock);
 	return done;
+}
+
+/* ------------------------------------------------------------ parts of the arena */
+
+/* The kernel's part of a range, which belongs to it: without the lock. */
+static int ask_kernel(uint32_t page, uint32_t end, int advice)
+{
+	size_t bytes = (size_t)(end - page) * ISWF_PAGE_BYTES;
+	int code;
+
+	pthread_mutex_unlock(&A->lock);
+	code = advice < 0 ? A->ops->unmap(at_page(page), bytes)
+			  : A->ops->advise(at_page(page), bytes, advice);
+	pthread_mutex_lock(&A->lock);
+	return code;
+}
+
+int iswf_unmap(char *at, size_t bytes)
+{
+	uint32_t first = page_of(at), end = first + pages_of(bytes);
+	int code = 0;
+
+	pthread_mutex_lock(&A->lock);
+	forget(first, end);
+	for (uint32_t page = first, stop; page < end && code == 0; page = stop) {
+		stop = end_of_kind(page, end);
+		if (is_hole(page))
+			code = ask_kernel(page, stop, -1);
+		else if (is_live(page))
+			free_pages(page, stop);
+	}
+	pthread_mutex_unlock(&A->lock);
+	return code;
+}
+
+int iswf_advise(char *at, size_t bytes, int advice)
+{
+	uint32_t first = page_of(at), end = first + pages_of(bytes);
+	int code = 0;
+
+	pthread_mutex_lock(&A->lock);
+	for (uint32_t page = first, stop; page < end; page = stop) {
+		int result = 0;
+
+		stop = end_of_kind(page, end);
+		if (is_hole(page))
+			result = ask_kernel(page, stop, advice);
+		else if (is_live(page))
+			result = in_blocks(page, stop, discard);
+		if (code == 0)
+			code = result;
+	}
+	pthread_mutex_unlock(&A->lock);
+	return code;
+}
+
+/* Lock held. */
+static void surrender(uint32_t first, uint32_t end, enum iswf_why why)
+{
+	extents_withdraw(first, end);
+	iswf_hand_back(first / ISWF_BLOCK_PAGES, (end - 1) / ISWF_BLOCK_PAGES + 1, true, why);
+}
+
+void iswf_surrender(char *at, size_t bytes, enum iswf_why why)
+{
+	uint32_t first = page_of(at), end = first + pages_of(bytes);
+
+	pthread_mutex_lock(&A->lock);
+	surrender(first, end, why);
+	pthread_mutex_unlock(&A->lock);
+}
+
+void iswf_lay_over(char *at, size_t bytes, enum iswf_why why)
+{
+	uint32_t first = page_of(at), end = first + pages_of(bytes);
+
+	pthread_mutex_lock(&A->lock);
+	surrender(first, end, why);
+	(void)in_blocks(first, end, lose);
+	if (why == ISWF_WHY_MOVED) /* else it is freed as one, with what lies over it */
+		forget(first, end);
+	pthread_mutex_unlock(&A->lock);
+}
+
+void iswf_disown(const char *at, size_t bytes)
+{
+	uint32_t first = page_of(at);
+
+	forget(first, first + pages_of(bytes));
+}
+
+void iswf_withdraw(uint32_t first, uint32_t end)
+{
+	extents_withdraw(first, end);
+	forget(first, end);
+}
+
+/* Slots of a range that is not needed any more; some may be in use still. */
+static void retire_slots(char *at, uint32_t slots, uint32_t *free_count)
+{
+	if (*free_count != slots)
+		return;
+	*free_count = 0;
+	pthread_mutex_unlock(&A->lock);
+	(void)A->ops->unmap(at, (size_t)slots * ISWF_BLOCK_BYTES);
+	pthread_mutex_lock(&A->lock);
+}
+
+void iswf_retire(void)
+{
+	while (extents_count > 0) {
+		struct extent last = extents[--extents_count];
+
+		(void)in_blocks(last.first, last.first + last.pages, lose);
+		(void)ask_kernel(last.first, last.first + last.pages, -1);
+	}
+	retire_slots(A->shadow, ISWF_SHADOW_SLOTS, &A->shadow_free_count);
+	retire_slots(A->cradle, ISWF_CRADLE_SLOTS, &A->cradle_free_count);
 }

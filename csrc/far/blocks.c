@@ -187,6 +187,24 @@ bool iswf_is_shadow(const char *at)
 
 void iswf_shadow_give(struct iswf_block *b)
 {
+	if (b->slot == 0 || iswf_mask_any(&b->aside))
+		return;
 	A->shadow_free[A->shadow_free_count++] = b->slot - 1;
 	b->slot = 0;
+}
+
+char *iswf_cradle_take(void)
+{
+	if (A->cradle_free_count == 0)
+		return NULL;
+	iswf_need(ISWF_BLOCK_PAGES);
+	if (A->cradle_free_count == 0)
+		return NULL;
+	return A->cradle + (uint64_t)A->cradle_free[--A->cradle_free_count] * ISWF_BLOCK_BYTES;
+}
+
+void iswf_cradle_give(char *cradle)
+{
+	A->cradle_free[A->cradle_free_count++] =
+		(uint32_t)((cradle - A->cradle) / ISWF_BLOCK_BYTES);
 }

@@ -19,23 +19,38 @@ void iswf_release(uint32_t block); /* drops the lock for the wake-up */
 bool iswf_is_empty(const struct iswf_block *b);
 void iswf_held_more(int64_t pages); /* less, if negative */
 void iswf_shadow_take(struct iswf_block *b);
-void iswf_shadow_give(struct iswf_block *b);
+void iswf_shadow_give(struct iswf_block *b); /* unless something is aside */
 char *iswf_shadow_of(const struct iswf_block *b);
 bool iswf_is_shadow(const char *at);
+char *iswf_cradle_take(void); /* NULL: all are taken. May wait for memory. */
+void iswf_cradle_give(char *cradle);
+
+/* Where pages of a block go, and what came of it; the others are still where they were. */
+struct iswf_place {
+	char *to;   /* where the block's first page goes */
+	bool moved; /* not to the arena: the program has moved the range */
+	struct iswf_mask placed;
+	struct iswf_mask met;  /* there was a page */
+	struct iswf_mask gone; /* there was no mapping of ours */
+};
 
 /* fetch.c: claimed, without the lock. */
-/* Moves every run of `pages`; returns those that were moved. */
-struct iswf_mask iswf_move_runs(char *to, char *from, const struct iswf_mask *pages);
-/* Copies pages of the block's slot of the shadow to where the block's first page is at `to`. */
-void iswf_copy_aside(uint32_t block, char *to, const struct iswf_mask *pages);
-/* What lies aside goes back. A page that cannot be moved (never seen) is copied. */
-void iswf_put_back(uint32_t block, const struct iswf_mask *aside);
-/* Brings the far pages of `wanted` to the block whose first page is at `to`. */
-void iswf_fetch(uint32_t block, char *to, const struct iswf_mask *wanted);
-/* The same for all of a block that is nowhere else, as one page. False: by pages, then. */
-bool iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, char *cradle);
+/* Moves every run of `pages`; returns those that were moved. *code_out: why not all. */
+struct iswf_mask iswf_move_runs(char *to, char *from, const struct iswf_mask *pages, int *code_out);
+/* Copies pages [first, end); `from` is where the first one is. -EAGAIN: later. */
+int iswf_copy_run(struct iswf_place *place, uint32_t first, uint32_t end, const char *from);
+/* Copies pages of the block's slot of the shadow, which keeps them. */
+void iswf_copy_aside(uint32_t block, struct iswf_place *place, const struct iswf_mask *pages);
+/* Moves `aside` back from the shadow; returns what is not there any more. */
+struct iswf_mask iswf_put_back(uint32_t block, const struct iswf_mask *aside);
+/* Brings the far pages of `wanted` from the device. */
+void iswf_fetch(uint32_t block, struct iswf_place *place, const struct iswf_mask *wanted);
+/* The same for all of a block that is nowhere else, as one page; returns what came. */
+struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, char *cradle);
+/* What a move out of the cradle has left there is zeros again. */
+void iswf_clear_cradle(char *cradle, size_t moved);
 
-/* fault.c: claimed; drops the lock. All that is aside comes home. */
+/* fault.c: claimed; drops the lock. What is aside comes home. */
 void iswf_bring_aside(struct iswf_block *b, uint32_t block);
 
 #endif

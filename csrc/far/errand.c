@@ -8,11 +8,14 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "far/agent.h"
 #include "far/real.h"
+
+#define A (&iswf_agent)
 
 enum { SLOT_FREE, SLOT_TAKEN, SLOT_ASKED, SLOT_DONE };
 
@@ -23,25 +26,12 @@ static struct {
 	enum iswf_why why;
 	char *at;
 	size_t bytes;
-	bool result;
+	int result;
 } slot;
-
-#define A (&iswf_agent)
 
 static void futex(atomic_uint *word, int op, unsigned int value)
 {
 	(void)iswf_real()->syscall(SYS_futex, word, op | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
-}
-
-/* The blocks that [at, at + bytes) touches. */
-static void hand_back(char *at, size_t bytes, enum iswf_why why)
-{
-	uint32_t first = (uint32_t)((at - A->arena) / ISWF_BLOCK_BYTES);
-	uint32_t end = (uint32_t)((at + bytes - 1 - A->arena) / ISWF_BLOCK_BYTES) + 1;
-
-	pthread_mutex_lock(&A->lock);
-	iswf_hand_back(first, end < A->blocks_count ? end : A->blocks_count, true, why);
-	pthread_mutex_unlock(&A->lock);
 }
 
 /* Nothing is taken meanwhile: a fork is under way, or it is the end. */
@@ -51,56 +41,42 @@ static void bring_all_home(enum iswf_why why)
 	if (why == ISWF_WHY_ENDED)
 		A->resting = true;
 	iswf_hand_back(0, A->blocks_count, true, why);
+	if (why == ISWF_WHY_ENDED)
+		iswf_retire();
 	pthread_mutex_unlock(&A->lock);
 }
 
-static void discard_range(char *at, size_t bytes)
-{
-	uint64_t page = (uint64_t)(at - A->arena) / ISWF_PAGE_BYTES;
-	uint64_t end = page + (bytes + ISWF_PAGE_BYTES - 1) / ISWF_PAGE_BYTES;
-
-	pthread_mutex_lock(&A->lock);
-	while (page < end) {
-		uint32_t block = (uint32_t)(page / ISWF_BLOCK_PAGES);
-		uint64_t stop = (block + 1ull) * ISWF_BLOCK_PAGES;
-
-		if (stop > end)
-			stop = end;
-		iswf_discard(block, (uint32_t)(page % ISWF_BLOCK_PAGES),
-			     (uint32_t)(stop - block * (uint64_t)ISWF_BLOCK_PAGES), false);
-		page = stop;
-	}
-	pthread_mutex_unlock(&A->lock);
-}
-
-static bool run(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
+static int run(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
 {
 	switch (errand) {
 	case ISWF_GIVE:
 		iswf_give(at);
-		return true;
-	case ISWF_GIVE_PART:
-		iswf_give_part(at, bytes);
-		return true;
+		return 0;
 	case ISWF_RESIZE:
 		return iswf_resize(at, bytes);
-	case ISWF_HAND_BACK:
-		hand_back(at, bytes, why);
-		return true;
+	case ISWF_UNMAP:
+		return iswf_unmap(at, bytes);
 	case ISWF_DISCARD_RANGE:
-		discard_range(at, bytes);
-		return true;
+		return iswf_advise(at, bytes, MADV_DONTNEED);
+	case ISWF_FREE_RANGE:
+		return iswf_advise(at, bytes, MADV_FREE);
+	case ISWF_HAND_BACK:
+		iswf_surrender(at, bytes, why);
+		return 0;
+	case ISWF_LAY_OVER:
+		iswf_lay_over(at, bytes, why);
+		return 0;
 	case ISWF_ALL_HOME:
 		bring_all_home(why);
-		return true;
+		return 0;
 	}
-	return false;
+	return -EINVAL;
 }
 
-static bool send_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
+static int send_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
 {
 	unsigned int state = SLOT_FREE;
-	bool result;
+	int result;
 
 	while (!atomic_compare_exchange_strong(&slot.state, &state, SLOT_TAKEN)) {
 		futex(&slot.state, FUTEX_WAIT, state);
@@ -143,11 +119,10 @@ bool iswf_stands_in_arena(void)
 	return iswf_is_ours(__builtin_frame_address(0)) || iswf_is_ours(&errno);
 }
 
-bool iswf_do_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
+int iswf_do_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
 {
 	sigset_t all, before;
-	int err = errno;
-	bool result;
+	int err = errno, result;
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before); /* libc keeps its own out of it */

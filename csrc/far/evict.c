@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How a block leaves: aside, then to the device; and how the device's place for it is given up. */
 #include <errno.h>
-#include <string.h>
 
 #include "far/blocks.h"
 
@@ -11,7 +10,7 @@
 
 #define A (&iswf_agent)
 
-/* Lock held, claimed; the pages were moved, or some were. */
+/* Lock held, claimed; all of them were moved. */
 static void moved_aside(struct iswf_block *b, uint32_t block, const struct iswf_mask *moved)
 {
 	b->aside = *moved;
@@ -22,7 +21,15 @@ static void moved_aside(struct iswf_block *b, uint32_t block, const struct iswf_
 	iswf_queue_add(ISWF_Q_ASIDE, block);
 }
 
-static void stays(struct iswf_block *b, uint32_t block)
+/* Lock held, claimed; `aside`: what could not even be put back, for an event. */
+static void stays(struct iswf_block *b, const struct iswf_mask *aside)
+{
+	b->aside = *aside;
+	iswf_mask_take(&b->home, aside);
+	iswf_shadow_give(b);
+}
+
+static void refused(struct iswf_block *b, uint32_t block)
 {
 	iswf_count(&A->count.refused_moves, 1);
 	iswf_queue_add(ISWF_Q_HOME, block); /* at its end */
@@ -34,9 +41,10 @@ static void stays(struct iswf_block *b, uint32_t block)
 
 bool iswf_evict(void)
 {
-	struct iswf_mask home, moved;
+	struct iswf_mask home, moved, aside = {{0}};
 	struct iswf_block *b;
 	uint32_t block = ISWF_NONE;
+	int code;
 
 	pthread_mutex_lock(&A->lock);
 	if (!iswf_rests() && A->shadow_free_count > 0 && iswf_now_ns() >= A->full_until_ns)
@@ -50,36 +58,39 @@ bool iswf_evict(void)
 	home = b->home;
 	pthread_mutex_unlock(&A->lock);
 
-	moved = iswf_move_runs(iswf_shadow_of(b), iswf_at(block), &home);
-	if (memcmp(&moved, &home, sizeof(home)) != 0 && iswf_mask_any(&moved))
-		iswf_put_back(block, &moved); /* some are pinned: a block leaves whole */
+	moved = iswf_move_runs(iswf_shadow_of(b), iswf_at(block), &home, &code);
+	if (code != 0 && iswf_mask_any(&moved)) { /* some are pinned: a block leaves whole */
+		aside = iswf_put_back(block, &moved);
+		aside = iswf_mask_without(&moved, &aside);
+	}
 
 	pthread_mutex_lock(&A->lock);
-	if (memcmp(&moved, &home, sizeof(home)) == 0) {
+	if (code == 0) {
 		moved_aside(b, block, &moved);
 	} else {
-		iswf_shadow_give(b);
-		stays(b, block);
+		stays(b, &aside);
+		if (code != -EAGAIN)
+			refused(b, block);
 	}
 	iswf_release(block);
 	pthread_mutex_unlock(&A->lock);
-	return true;
+	return code != -EAGAIN;
 }
 
 /* Sends the live pages; returns those that the device has now. *code_out: why not all. */
 static struct iswf_mask send_runs(uint32_t block, const struct iswf_mask *pages, int *code_out)
 {
+	char *shadow = iswf_shadow_of(&A->blocks[block]);
 	struct iswf_mask sent = {{0}};
 	uint32_t run;
 
 	*code_out = 0;
 	for (uint32_t first = 0; (run = iswf_mask_run(pages, &first)) != 0; first += run) {
 		struct iswf_mask part = iswf_mask_range(first, first + run);
+		char *from = shadow + (size_t)first * ISWF_PAGE_BYTES;
 
-		*code_out = A->ops->ask(ISWF_WRITE, block, first, run,
-					iswf_shadow_of(&A->blocks[block]) +
-						(size_t)first * ISWF_PAGE_BYTES,
-					NULL, NULL);
+		A->ops->fill_holes(from, (size_t)run * ISWF_PAGE_BYTES);
+		*code_out = A->ops->ask(ISWF_WRITE, block, first, run, from, NULL, NULL);
 		if (*code_out != 0)
 			break;
 		iswf_mask_add(&sent, &part);
@@ -87,25 +98,38 @@ static struct iswf_mask send_runs(uint32_t block, const struct iswf_mask *pages,
 	return sent;
 }
 
-/* Lock held, claimed: what is aside was sent, was not live, or comes home again. */
-static void sent_aside(struct iswf_block *b, const struct iswf_mask *sent,
-		       const struct iswf_mask *home)
+/* F12. What still lies there stays. */
+static void clear_slot(uint32_t block, const struct iswf_mask *still)
 {
-	int64_t gone = (int64_t)iswf_mask_count(&b->aside) - iswf_mask_count(home);
+	struct iswf_mask pages = iswf_mask_range(0, ISWF_BLOCK_PAGES);
+	char *shadow = iswf_shadow_of(&A->blocks[block]);
+	uint32_t run;
 
-	b->aside = iswf_mask_range(0, 0);
+	iswf_mask_take(&pages, still);
+	for (uint32_t first = 0; (run = iswf_mask_run(&pages, &first)) != 0; first += run)
+		(void)A->ops->discard(shadow + (size_t)first * ISWF_PAGE_BYTES,
+				      (size_t)run * ISWF_PAGE_BYTES, true);
+}
+
+/* Lock held, claimed: what was aside was sent, was not live, is home again, or still is there. */
+static void sent_aside(struct iswf_block *b, const struct iswf_mask *sent,
+		       const struct iswf_mask *home, const struct iswf_mask *still)
+{
+	int64_t before = iswf_mask_count(&b->aside);
+
+	b->aside = *still;
 	iswf_mask_add(&b->home, home);
 	iswf_mask_add(&b->far, sent);
 	b->placed |= iswf_mask_any(sent);
 	iswf_shadow_give(b);
-	iswf_held_more(-gone);
+	iswf_held_more((int64_t)iswf_mask_count(home) + iswf_mask_count(still) - before);
 	iswf_count(&A->count.pages_out, iswf_mask_count(sent));
 	iswf_count(&A->count.blocks_out, 1);
 }
 
 bool iswf_send(void)
 {
-	struct iswf_mask live, sent, rest;
+	struct iswf_mask live, sent, rest, home = {{0}};
 	struct iswf_block *b;
 	uint32_t block;
 	int code;
@@ -123,18 +147,19 @@ bool iswf_send(void)
 	sent = send_runs(block, &live, &code);
 	rest = iswf_mask_without(&live, &sent);
 	if (iswf_mask_any(&rest))
-		iswf_put_back(block, &rest);
-	A->ops->discard(iswf_shadow_of(b), ISWF_BLOCK_BYTES, true); /* F12 */
+		home = iswf_put_back(block, &rest);
+	iswf_mask_take(&rest, &home);
+	clear_slot(block, &rest);
 
 	pthread_mutex_lock(&A->lock);
 	if (code != 0) {
 		iswf_count(&A->count.no_room, 1);
 		A->full_until_ns = iswf_now_ns() + FULL_NS;
 	}
-	sent_aside(b, &sent, &rest);
+	sent_aside(b, &sent, &home, &rest);
 	iswf_release(block);
 	pthread_mutex_unlock(&A->lock);
-	return true;
+	return !iswf_mask_any(&rest);
 }
 
 bool iswf_drop(void)

@@ -45,14 +45,41 @@ static void whole_window(struct iswf_block *b)
 	b->window_end = ISWF_BLOCK_PAGES;
 }
 
+static bool is_alone(const struct iswf_block *b)
+{
+	return !iswf_mask_any(&b->home) && !iswf_mask_any(&b->aside) && !iswf_mask_any(&b->hole);
+}
+
+/* Lock held, claimed: these are home now. */
+static void came_home(struct iswf_block *b, const struct iswf_mask *pages)
+{
+	iswf_mask_add(&b->home, pages);
+	iswf_mask_take(&b->far, pages);
+	iswf_held_more(iswf_mask_count(pages));
+}
+
+/* Lock held, claimed. False: by pages, then. */
+static bool fault_whole(struct iswf_block *b, uint32_t block)
+{
+	char *cradle = iswf_cradle_take();
+	struct iswf_mask far = b->far, came;
+
+	if (cradle == NULL)
+		return false;
+	pthread_mutex_unlock(&A->lock);
+	came = iswf_fetch_whole(block, &far, cradle);
+	pthread_mutex_lock(&A->lock);
+	iswf_cradle_give(cradle);
+	came_home(b, &came);
+	return iswf_mask_any(&came);
+}
+
 /* Lock held, claimed. */
 static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 {
-	uint32_t far_pages = iswf_mask_count(&b->far), end;
-	bool alone =
-		!iswf_mask_any(&b->home) && !iswf_mask_any(&b->aside) && !iswf_mask_any(&b->hole);
+	struct iswf_place place = {.to = iswf_at(block)};
 	struct iswf_mask wanted;
-	char *cradle = NULL;
+	uint32_t end;
 
 	choose_window(b, block, page, &end);
 	if (++b->small_fetches > SMALL_FETCHES_MAX || b->window >= ISWF_BLOCK_PAGES / 4) {
@@ -60,131 +87,105 @@ static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 		page = 0;
 		end = ISWF_BLOCK_PAGES;
 	}
-	if (end - page == ISWF_BLOCK_PAGES && alone && far_pages >= WHOLE_PAGES_MIN &&
-	    A->cradle_free_count > 0) {
-		iswf_need(ISWF_BLOCK_PAGES);
-		if (A->cradle_free_count > 0)
-			cradle = A->cradle + (uint64_t)A->cradle_free[--A->cradle_free_count] *
-						     ISWF_BLOCK_BYTES;
-	}
-	if (cradle != NULL) {
-		bool done;
-
-		wanted = b->far;
-		pthread_mutex_unlock(&A->lock);
-		done = iswf_fetch_whole(block, &wanted, cradle);
-		pthread_mutex_lock(&A->lock);
-		A->cradle_free[A->cradle_free_count++] =
-			(uint32_t)((cradle - A->cradle) / ISWF_BLOCK_BYTES);
-		if (done) {
-			b->home = iswf_mask_range(0, ISWF_BLOCK_PAGES);
-			b->far = iswf_mask_range(0, 0);
-			iswf_held_more(ISWF_BLOCK_PAGES);
-			return;
-		}
-	}
+	if (end - page == ISWF_BLOCK_PAGES && is_alone(b) &&
+	    iswf_mask_count(&b->far) >= WHOLE_PAGES_MIN && fault_whole(b, block))
+		return;
 	wanted = iswf_mask_range(page, end);
 	wanted = iswf_mask_and(&wanted, &b->far);
 	iswf_need(iswf_mask_count(&wanted));
 	pthread_mutex_unlock(&A->lock);
-	iswf_fetch(block, iswf_at(block), &wanted);
+	iswf_fetch(block, &place, &wanted);
 	pthread_mutex_lock(&A->lock);
-	iswf_mask_add(&b->home, &wanted);
-	iswf_mask_take(&b->far, &wanted);
-	iswf_held_more(iswf_mask_count(&wanted));
+	b->wanted |= iswf_mask_any(&place.met);
+	iswf_mask_add(&place.placed, &place.met); /* what is there is newer */
+	came_home(b, &place.placed);
 	iswf_count(&A->count.small_fetches, 1);
 }
 
 /* Zeros that belong to the program, not the kernel's page of zeros: it is about to write there. */
-static void fill(char *at, uint32_t pages)
+static void fill(struct iswf_place *place, const struct iswf_mask *pages)
 {
 	static const char zeros[FILL_PAGES * ISWF_PAGE_BYTES];
+	uint32_t run;
 
-	while (pages > 0) {
-		uint32_t now = pages < FILL_PAGES ? pages : FILL_PAGES;
-
-		(void)A->ops->copy(at, zeros, (size_t)now * ISWF_PAGE_BYTES);
-		at += (size_t)now * ISWF_PAGE_BYTES;
-		pages -= now;
+	for (uint32_t first = 0; (run = iswf_mask_run(pages, &first)) != 0; first += run) {
+		if (run > FILL_PAGES)
+			run = FILL_PAGES;
+		if (iswf_copy_run(place, first, first + run, zeros) != 0)
+			break;
 	}
+}
+
+/* Lock held, claimed: all of an empty block, as one page. */
+static void fill_whole(struct iswf_block *b, uint32_t block)
+{
+	char *cradle = iswf_cradle_take();
+	struct iswf_mask came;
+	size_t moved = 0;
+
+	if (cradle == NULL)
+		return;
+	whole_window(b);
+	pthread_mutex_unlock(&A->lock);
+	for (size_t at = 0; at < ISWF_BLOCK_BYTES; at += ISWF_PAGE_BYTES)
+		((volatile char *)cradle)[at] = 0;
+	(void)A->ops->move(iswf_at(block), cradle, ISWF_BLOCK_BYTES, &moved);
+	iswf_clear_cradle(cradle, moved);
+	pthread_mutex_lock(&A->lock);
+	iswf_cradle_give(cradle);
+	came = iswf_mask_range(0, (uint32_t)(moved / ISWF_PAGE_BYTES));
+	came_home(b, &came);
 }
 
 /* Lock held, claimed: a page that nothing has. */
 static void fault_empty(struct iswf_block *b, uint32_t block, uint32_t page)
 {
-	struct iswf_mask all, empty, there = b->home, wanted;
-	uint32_t run, end;
-	char *cradle = NULL;
-	size_t moved;
+	struct iswf_place place = {.to = iswf_at(block)};
+	struct iswf_mask wanted;
+	uint32_t end;
 
-	iswf_mask_add(&there, &b->aside);
-	iswf_mask_add(&there, &b->far);
-	iswf_mask_add(&there, &b->hole);
-	all = iswf_mask_range(0, ISWF_BLOCK_PAGES);
-	empty = iswf_mask_without(&all, &there);
 	choose_window(b, block, page, &end);
-	if (page == 0 && iswf_mask_count(&empty) == ISWF_BLOCK_PAGES &&
-	    iswf_mask_count(&b->live) == ISWF_BLOCK_PAGES && b->window > 1 &&
-	    A->cradle_free_count > 0) {
-		iswf_need(ISWF_BLOCK_PAGES);
-		if (A->cradle_free_count > 0)
-			cradle = A->cradle + (uint64_t)A->cradle_free[--A->cradle_free_count] *
-						     ISWF_BLOCK_BYTES;
-	}
-	if (cradle != NULL) {
-		int code;
-
-		whole_window(b);
-		pthread_mutex_unlock(&A->lock);
-		for (size_t at = 0; at < ISWF_BLOCK_BYTES; at += ISWF_PAGE_BYTES)
-			((volatile char *)cradle)[at] = 0;
-		code = A->ops->move(iswf_at(block), cradle, ISWF_BLOCK_BYTES, &moved);
-		if (code != 0)
-			A->ops->discard(cradle, ISWF_BLOCK_BYTES, false);
-		pthread_mutex_lock(&A->lock);
-		A->cradle_free[A->cradle_free_count++] =
-			(uint32_t)((cradle - A->cradle) / ISWF_BLOCK_BYTES);
-		wanted = iswf_mask_range(0, (uint32_t)(moved / ISWF_PAGE_BYTES));
-		iswf_mask_add(&b->home, &wanted);
-		iswf_held_more(iswf_mask_count(&wanted));
-		if (iswf_has(&b->home, page))
-			return;
-	}
+	if (page == 0 && is_alone(b) && !iswf_mask_any(&b->far) &&
+	    iswf_mask_count(&b->live) == ISWF_BLOCK_PAGES && b->window > 1)
+		fill_whole(b, block);
+	if (iswf_has(&b->home, page))
+		return;
 	wanted = iswf_mask_range(page, end);
-	wanted = iswf_mask_and(&wanted, &empty);
+	iswf_mask_take(&wanted, &b->home);
+	iswf_mask_take(&wanted, &b->aside);
+	iswf_mask_take(&wanted, &b->far);
+	iswf_mask_take(&wanted, &b->hole);
 	iswf_need(iswf_mask_count(&wanted));
 	pthread_mutex_unlock(&A->lock);
-	for (uint32_t first = page; (run = iswf_mask_run(&wanted, &first)) != 0; first += run)
-		fill(iswf_at(block) + (size_t)first * ISWF_PAGE_BYTES, run);
+	fill(&place, &wanted);
 	pthread_mutex_lock(&A->lock);
-	iswf_mask_add(&b->home, &wanted);
-	iswf_held_more(iswf_mask_count(&wanted));
-	iswf_count(&A->count.pages_filled, iswf_mask_count(&wanted));
+	/* A page that is there is not ours to move: its discard may be under way. */
+	b->unsure |= iswf_mask_any(&place.met);
+	came_home(b, &place.placed);
+	iswf_count(&A->count.pages_filled, iswf_mask_count(&place.placed));
 }
 
-/* Lock held, claimed. */
 void iswf_bring_aside(struct iswf_block *b, uint32_t block)
 {
-	struct iswf_mask aside = b->aside;
+	struct iswf_mask aside = b->aside, back;
 
 	pthread_mutex_unlock(&A->lock);
-	iswf_put_back(block, &aside);
+	back = iswf_put_back(block, &aside);
 	pthread_mutex_lock(&A->lock);
-	iswf_mask_add(&b->home, &aside);
-	iswf_mask_take(&b->aside, &aside);
+	iswf_mask_add(&b->home, &back);
+	iswf_mask_take(&b->aside, &back);
 	iswf_shadow_give(b);
-	iswf_count(&A->count.pages_back, iswf_mask_count(&aside));
+	b->wanted = true; /* some may have been there, which wakes nobody */
+	iswf_count(&A->count.pages_back, iswf_mask_count(&back));
 }
 
-/* F4: it is home by our books; the program may have discarded it by a way that we do not see. */
+/* F4: the program may have discarded it by a way that we do not see, or the kernel has it. */
 static void fault_home(uint32_t block, uint32_t page)
 {
 	char *at = iswf_at(block) + (size_t)page * ISWF_PAGE_BYTES;
-	int code;
 
 	pthread_mutex_unlock(&A->lock);
-	code = A->ops->zero(at, ISWF_PAGE_BYTES);
-	if (code != 0)
+	if (A->ops->zero(at) != 0)
 		A->ops->wake(at, ISWF_PAGE_BYTES);
 	pthread_mutex_lock(&A->lock);
 }
@@ -198,7 +199,7 @@ void iswf_fault(char *at)
 	if (!iswf_is_ours(at)) {
 		/* A hole in the shadow: what was there was discarded meanwhile. Or a range that
 		 * something else has moved, which is the kernel's by now. */
-		if (!iswf_is_shadow(at) || A->ops->zero(at, ISWF_PAGE_BYTES) != 0)
+		if (!iswf_is_shadow(at) || A->ops->zero(at) != 0)
 			A->ops->wake(at, ISWF_PAGE_BYTES);
 		return;
 	}
@@ -212,14 +213,18 @@ void iswf_fault(char *at)
 		return;
 	}
 	b->claimed = true;
-	if (iswf_has(&b->home, page))
+	if (b->left || iswf_has(&b->home, page) || iswf_has(&b->hole, page)) {
 		fault_home(block, page);
-	else if (iswf_has(&b->aside, page))
-		iswf_bring_aside(b, block);
-	else if (iswf_has(&b->far, page))
-		fault_far(b, block, page);
-	else
-		fault_empty(b, block, page);
+	} else {
+		if (iswf_has(&b->aside, page))
+			iswf_bring_aside(b, block);
+		else if (iswf_has(&b->far, page))
+			fault_far(b, block, page);
+		else
+			fault_empty(b, block, page);
+		if (!iswf_has(&b->home, page)) /* later: it faults again */
+			b->wanted = true;
+	}
 	iswf_release(block);
 	pthread_mutex_unlock(&A->lock);
 }

@@ -4,136 +4,248 @@
 
 #include "far/blocks.h"
 
+#define AGAIN_NS 1000000u
+/* Tries to unregister a block, which needs a mapping of its own: the program may have all. */
+#define LEAVES_MAX 100u
+
 #define A (&iswf_agent)
 
-/* Claimed, without the lock: what of these pages is mapped there still. */
-static void discard_mapped(uint32_t block, const struct iswf_mask *pages, bool is_watched)
+/* ------------------------------------------------------- claimed, without the lock */
+
+/* Returns the pages that the kernel has not discarded. */
+static struct iswf_mask discard_runs(char *base, const struct iswf_mask *pages, bool is_watched,
+				     int *code_out)
 {
-	struct iswf_mask mapped = iswf_mask_without(pages, &A->blocks[block].hole);
+	struct iswf_mask kept = {{0}};
 	uint32_t run;
 
-	for (uint32_t first = 0; (run = iswf_mask_run(&mapped, &first)) != 0; first += run)
-		A->ops->discard(iswf_at(block) + (size_t)first * ISWF_PAGE_BYTES,
-				(size_t)run * ISWF_PAGE_BYTES, is_watched);
+	for (uint32_t first = 0; (run = iswf_mask_run(pages, &first)) != 0; first += run) {
+		struct iswf_mask part = iswf_mask_range(first, first + run);
+		int code = A->ops->discard(base + (size_t)first * ISWF_PAGE_BYTES,
+					   (size_t)run * ISWF_PAGE_BYTES, is_watched);
+
+		if (code == 0)
+			continue;
+		*code_out = code;
+		iswf_mask_add(&kept, &part);
+	}
+	return kept;
 }
 
-static void leave_mapped(uint32_t block, bool children)
+static void unmap_runs(uint32_t block, const struct iswf_mask *pages)
 {
-	struct iswf_mask all = iswf_mask_range(0, ISWF_BLOCK_PAGES), mapped;
 	uint32_t run;
 
-	if (A->blocks[block].left)
-		return;
-	mapped = iswf_mask_without(&all, &A->blocks[block].hole);
-	for (uint32_t first = 0; (run = iswf_mask_run(&mapped, &first)) != 0; first += run)
-		(void)A->ops->leave(iswf_at(block) + (size_t)first * ISWF_PAGE_BYTES,
-				    (size_t)run * ISWF_PAGE_BYTES, children);
+	for (uint32_t first = 0; (run = iswf_mask_run(pages, &first)) != 0; first += run) {
+		char *at = iswf_at(block) + (size_t)first * ISWF_PAGE_BYTES;
+		size_t bytes = (size_t)run * ISWF_PAGE_BYTES;
+
+		if (A->ops->unmap(at, bytes) != 0) /* too many mappings: at least the memory */
+			(void)A->ops->discard(at, bytes, !A->blocks[block].left);
+	}
 }
 
-void iswf_discard(uint32_t block, uint32_t first, uint32_t end, bool dead)
+static void discard_aside(uint32_t block, const struct iswf_mask *aside)
 {
-	struct iswf_mask pages = iswf_mask_range(first, end), home, aside;
-	size_t at = (size_t)first * ISWF_PAGE_BYTES,
-	       bytes = (size_t)(end - first) * ISWF_PAGE_BYTES;
+	int code;
+
+	if (iswf_mask_any(aside))
+		(void)discard_runs(iswf_shadow_of(&A->blocks[block]), aside, true, &code);
+}
+
+static int leave_mapped(uint32_t block, bool children)
+{
+	struct iswf_mask mapped = iswf_mask_range(0, ISWF_BLOCK_PAGES);
+	uint32_t run;
+	int code = 0;
+
+	iswf_mask_take(&mapped, &A->blocks[block].hole);
+	for (uint32_t first = 0; code == 0 && (run = iswf_mask_run(&mapped, &first)) != 0;
+	     first += run)
+		code = A->ops->leave(iswf_at(block) + (size_t)first * ISWF_PAGE_BYTES,
+				     (size_t)run * ISWF_PAGE_BYTES, children);
+	return code;
+}
+
+/* ------------------------------------------------------------------- discards */
+
+/* Lock held, claimed: nothing has them any more. */
+static void drop(struct iswf_block *b, const struct iswf_mask *pages)
+{
+	struct iswf_mask home = iswf_mask_and(&b->home, pages);
+	struct iswf_mask aside = iswf_mask_and(&b->aside, pages);
+
+	iswf_mask_take(&b->home, pages);
+	iswf_mask_take(&b->aside, pages);
+	iswf_mask_take(&b->far, pages);
+	iswf_shadow_give(b);
+	iswf_held_more(-(int64_t)iswf_mask_count(&home) - iswf_mask_count(&aside));
+}
+
+int iswf_discard(uint32_t block, uint32_t first, uint32_t end, bool dead)
+{
+	struct iswf_mask pages = iswf_mask_range(first, end), kept = {{0}}, home, aside;
 	struct iswf_block *b = iswf_claim(block);
+	int code = 0;
 
+	iswf_mask_take(&pages, &b->hole);
 	home = iswf_mask_and(&b->home, &pages);
 	aside = iswf_mask_and(&b->aside, &pages);
 	pthread_mutex_unlock(&A->lock);
-	if (iswf_mask_any(&home) || b->fixed)
-		discard_mapped(block, &pages, !b->left);
-	if (iswf_mask_any(&aside))
-		A->ops->discard(iswf_shadow_of(b) + at, bytes, true);
+	if (dead && b->fixed)
+		kept = pages;
+	else if (iswf_mask_any(&home) || b->fixed || b->unsure)
+		kept = discard_runs(iswf_at(block), &pages, !b->left, &code);
+	if (dead && iswf_mask_any(&kept))
+		unmap_runs(block, &kept);
+	discard_aside(block, &aside);
 	pthread_mutex_lock(&A->lock);
-	iswf_mask_take(&b->home, &pages);
-	iswf_mask_take(&b->far, &pages);
-	iswf_mask_take(&b->aside, &pages);
-	if (dead)
+	if (dead) {
+		iswf_mask_add(&b->hole, &kept);
 		iswf_mask_take(&b->live, &pages);
-	if (b->slot != 0 && !iswf_mask_any(&b->aside))
-		iswf_shadow_give(b);
-	iswf_held_more(-(int64_t)iswf_mask_count(&home) - iswf_mask_count(&aside));
+	} else {
+		iswf_mask_take(&pages, &kept);
+	}
+	drop(b, &pages);
+	iswf_release(block);
+	return dead ? 0 : code;
+}
+
+/*
+ * Lock held. The kernel forgets these pages, or (unmapped) something else may be there by now. The
+ * kernel goes on only after it was heard, so the pages may be there still.
+ */
+static void forget(uint32_t block, uint32_t first, uint32_t end, bool unmapped)
+{
+	struct iswf_mask pages = iswf_mask_range(first, end), aside;
+	struct iswf_block *b = iswf_claim(block);
+
+	aside = iswf_mask_and(&b->aside, &pages);
+	pthread_mutex_unlock(&A->lock);
+	discard_aside(block, &aside);
+	pthread_mutex_lock(&A->lock);
+	if (unmapped) {
+		b->fixed = true;
+		iswf_mask_add(&b->hole, &pages);
+		iswf_mask_take(&b->live, &pages);
+	} else {
+		b->unsure = true;
+	}
+	drop(b, &pages);
 	iswf_release(block);
 }
 
-/* Lock held, claimed: all that is not home comes home. */
-static void come_home(struct iswf_block *b, uint32_t block)
+void iswf_lose(uint32_t block, uint32_t first, uint32_t end)
 {
+	forget(block, first, end, true);
+}
+
+/* ------------------------------------------------------------------- hand-back */
+
+/* Lock held, claimed. False: not all of it could come home yet. */
+static bool come_home(struct iswf_block *b, uint32_t block)
+{
+	struct iswf_place place = {.to = iswf_at(block)};
 	struct iswf_mask far;
 
 	if (iswf_mask_any(&b->aside))
 		iswf_bring_aside(b, block);
 	far = b->far;
-	if (!iswf_mask_any(&far))
-		return;
-	iswf_need(iswf_mask_count(&far));
+	if (iswf_mask_any(&far)) {
+		pthread_mutex_unlock(&A->lock);
+		iswf_fetch(block, &place, &far);
+		pthread_mutex_lock(&A->lock);
+		iswf_mask_add(&place.placed, &place.met); /* what is there is newer */
+		iswf_mask_add(&b->home, &place.placed);
+		iswf_mask_take(&b->far, &place.placed);
+		iswf_held_more(iswf_mask_count(&place.placed));
+	}
+	return !iswf_mask_any(&b->aside) && !iswf_mask_any(&b->far);
+}
+
+/* Lock held, claimed: F2. From here on the kernel fills what is empty. False: it refuses. */
+static bool leave(struct iswf_block *b, uint32_t block, bool children, enum iswf_why why)
+{
+	int code;
+
 	pthread_mutex_unlock(&A->lock);
-	iswf_fetch(block, iswf_at(block), &far);
+	code = leave_mapped(block, children);
 	pthread_mutex_lock(&A->lock);
-	iswf_mask_add(&b->home, &far);
-	b->far = iswf_mask_range(0, 0);
-	iswf_held_more(iswf_mask_count(&far));
+	b->fixed = true;
+	if (code != 0)
+		return false;
+	iswf_count(&A->count.handed_back[why], iswf_mask_count(&b->home));
+	iswf_held_more(-(int64_t)iswf_mask_count(&b->home));
+	b->home = iswf_mask_range(0, 0);
+	b->left = true;
+	return true;
+}
+
+static void hand_back(uint32_t block, bool children, enum iswf_why why)
+{
+	for (uint32_t leaves = 0; leaves < LEAVES_MAX;) {
+		struct iswf_block *b = iswf_claim(block);
+		bool nobodys = !iswf_mask_any(&b->live) && iswf_is_empty(b), done;
+
+		done = nobodys || b->left;
+		if (!done && come_home(b, block)) {
+			done = leave(b, block, children, why);
+			leaves++;
+		}
+		b->wanted = true; /* who waits for a page of it asks the kernel now */
+		iswf_release(block);
+		if (done)
+			return;
+		pthread_mutex_unlock(&A->lock);
+		A->ops->pause(AGAIN_NS);
+		pthread_mutex_lock(&A->lock);
+	}
 }
 
 void iswf_hand_back(uint32_t first, uint32_t end, bool children, enum iswf_why why)
 {
-	for (uint32_t block = first; block < end; block++) {
-		struct iswf_block *b = iswf_claim(block);
-
-		if (!iswf_mask_any(&b->live) && iswf_is_empty(b)) { /* nobody's: it stays ours */
-			iswf_release(block);
-			continue;
-		}
-		come_home(b, block);
-		iswf_count(&A->count.handed_back[why], iswf_mask_count(&b->home));
-		pthread_mutex_unlock(&A->lock);
-		/* F2: nothing of it is aside or far. From here on the kernel fills what is empty.
-		 */
-		leave_mapped(block, children);
-		pthread_mutex_lock(&A->lock);
-		b->fixed = b->left = true;
-		iswf_held_more(-(int64_t)iswf_mask_count(&b->home));
-		b->home = iswf_mask_range(0, 0);
-		b->wanted = true; /* who waits for a page of it asks the kernel now */
-		iswf_release(block);
-	}
+	for (uint32_t block = first; block < end; block++)
+		hand_back(block, children, why);
 }
 
-/* Lock held. Its addresses are no longer ours: something else may be mapped there by now. */
-static void unmapped(uint32_t block, uint32_t first, uint32_t end)
-{
-	struct iswf_mask pages = iswf_mask_range(first, end), home;
-	struct iswf_block *b = iswf_claim(block);
+/* ------------------------------------------------------------------- events */
 
-	home = iswf_mask_and(&b->home, &pages);
-	iswf_mask_take(&b->home, &pages);
-	iswf_held_more(-(int64_t)iswf_mask_count(&home));
-	b->fixed = true;
-	iswf_mask_add(&b->hole, &pages);
-	iswf_release(block);
+/* What of `pages` has not found its end. */
+static bool takes_more(const struct iswf_mask *pages, const struct iswf_place *place,
+		       struct iswf_mask *more_out)
+{
+	*more_out = iswf_mask_without(pages, &place->placed);
+	iswf_mask_take(more_out, &place->met);
+	iswf_mask_take(more_out, &place->gone);
+	return iswf_mask_any(more_out);
 }
 
 /* Lock held. What is aside or far of pages that were moved elsewhere, with the first at `to`. */
 static void follow(uint32_t block, uint32_t first, uint32_t end, char *to)
 {
-	struct iswf_mask pages = iswf_mask_range(first, end), aside, far;
+	struct iswf_place place = {.to = to - (size_t)first * ISWF_PAGE_BYTES, .moved = true};
+	struct iswf_mask pages = iswf_mask_range(first, end), aside, far, more;
 	struct iswf_block *b = iswf_claim(block);
-	char *base = to - (size_t)first * ISWF_PAGE_BYTES;
 
 	aside = iswf_mask_and(&b->aside, &pages);
 	far = iswf_mask_and(&b->far, &pages);
 	pthread_mutex_unlock(&A->lock);
-	iswf_copy_aside(block, base, &aside);
-	if (iswf_mask_any(&far))
-		iswf_fetch(block, base, &far);
+	/* Nobody else can bring them: what is not placed now would be zeros. */
+	while (takes_more(&aside, &place, &more)) {
+		iswf_copy_aside(block, &place, &more);
+		if (takes_more(&aside, &place, &more))
+			A->ops->pause(AGAIN_NS);
+	}
+	while (takes_more(&far, &place, &more))
+		iswf_fetch(block, &place, &more);
 	pthread_mutex_lock(&A->lock);
 	iswf_count(&A->count.handed_back[ISWF_WHY_MOVED], end - first);
 	iswf_release(block);
 }
 
-void iswf_removed(char *from, char *end, bool is_unmapped, char *to)
+/* Lock held: whole pages of the arena. */
+static void removed(char *from, char *end, bool is_unmapped, char *to)
 {
-	pthread_mutex_lock(&A->lock);
 	for (char *at = from; at < end;) {
 		uint32_t block = (uint32_t)((at - A->arena) / ISWF_BLOCK_BYTES);
 		uint32_t first = (uint32_t)((at - iswf_at(block)) / ISWF_PAGE_BYTES);
@@ -142,12 +254,31 @@ void iswf_removed(char *from, char *end, bool is_unmapped, char *to)
 
 		if (to != NULL)
 			follow(block, first, last, to + (at - from));
-		if (is_unmapped)
-			unmapped(block, first, last);
-		iswf_discard(block, first, last, false);
+		forget(block, first, last, is_unmapped);
 		at = stop;
 	}
+}
+
+void iswf_removed(char *from, char *end, bool is_unmapped, char *to)
+{
+	char *to_all = to;
+	size_t bytes = (size_t)(end - from);
+
+	if (from < A->arena) {
+		if (to != NULL)
+			to += A->arena - from;
+		from = A->arena;
+	}
+	if (end > iswf_at(A->blocks_count))
+		end = iswf_at(A->blocks_count);
+	if (from >= end)
+		return;
+	pthread_mutex_lock(&A->lock);
+	if (is_unmapped)
+		iswf_withdraw((uint32_t)((from - A->arena) / ISWF_PAGE_BYTES),
+			      (uint32_t)((end - A->arena) / ISWF_PAGE_BYTES));
+	removed(from, end, is_unmapped, to);
 	pthread_mutex_unlock(&A->lock);
-	if (to != NULL)
-		(void)A->ops->leave(to, (size_t)(end - from), true);
+	if (to_all != NULL)
+		(void)A->ops->leave(to_all, bytes, true);
 }

@@ -6,11 +6,13 @@
 #define _GNU_SOURCE 1
 #include <dlfcn.h>
 #include <errno.h>
+#include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -24,6 +26,14 @@
 #define ALLOCATION_BYTES_MIN (256u << 10)
 #define MAPPING_BYTES_MIN    ((size_t)ISWF_BLOCK_BYTES)
 #define EARLY_BYTES          8192u
+#define EARLY_ALIGN          16u
+#ifndef MADV_POPULATE_READ /* Linux 5.14 */
+#define MADV_POPULATE_READ  22
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef SYS_close_range /* Linux 5.9 */
+#define SYS_close_range 436
+#endif
 #ifndef PR_SET_VMA
 #define PR_SET_VMA 0x53564d41
 #endif
@@ -35,25 +45,36 @@ static _Thread_local bool inside __attribute__((tls_model("initial-exec")));
 
 static struct iswf_real next;
 static atomic_bool next_known;
-/* Looking up allocates; what it asks for meanwhile lies here, and is never freed. */
-static char early[EARLY_BYTES];
-static size_t early_used;
+/* Looking up allocates; what it asks for meanwhile lies here behind its size, and is never freed.
+ */
+static char early[EARLY_BYTES] __attribute__((aligned(EARLY_ALIGN)));
+static atomic_size_t early_used;
 static _Thread_local bool looking __attribute__((tls_model("initial-exec")));
 
 static void *early_take(size_t bytes)
 {
-	size_t at = early_used;
+	size_t whole = (bytes + 2 * EARLY_ALIGN - 1) / EARLY_ALIGN * EARLY_ALIGN, at;
 
-	bytes = (bytes + 15) & ~(size_t)15;
-	if (bytes > sizeof(early) - at)
+	if (bytes > sizeof(early))
 		return NULL;
-	early_used = at + bytes;
-	return early + at;
+	at = atomic_fetch_add(&early_used, whole);
+	if (at > sizeof(early) - whole)
+		return NULL;
+	memcpy(early + at, &bytes, sizeof(bytes));
+	return early + at + EARLY_ALIGN;
 }
 
 static bool is_early(const void *at)
 {
 	return (const char *)at >= early && (const char *)at < early + sizeof(early);
+}
+
+static size_t early_size(const void *at)
+{
+	size_t bytes;
+
+	memcpy(&bytes, (const char *)at - EARLY_ALIGN, sizeof(bytes));
+	return bytes;
 }
 
 static void look_up(void)
@@ -63,7 +84,7 @@ static void look_up(void)
 	LOOK(malloc), LOOK(calloc), LOOK(realloc), LOOK(free), LOOK(memalign);
 	LOOK(aligned_alloc), LOOK(posix_memalign), LOOK(malloc_usable_size);
 	LOOK(mmap), LOOK(munmap), LOOK(mremap), LOOK(madvise), LOOK(mprotect);
-	LOOK(mlock), LOOK(mlock2), LOOK(mlockall), LOOK(prctl), LOOK(syscall);
+	LOOK(mlock), LOOK(mlock2), LOOK(mlockall), LOOK(prctl), LOOK(syscall), LOOK(ioctl);
 	LOOK(close), LOOK(close_range), LOOK(closefrom), LOOK(dup2), LOOK(dup3);
 	LOOK(pthread_exit), LOOK(pthread_attr_setstack);
 	looking = false;
@@ -109,7 +130,7 @@ static void start_if_wanted(void)
 		(void)is_on();
 }
 
-static bool errand(enum iswf_errand what, void *at, size_t bytes)
+static int errand(enum iswf_errand what, void *at, size_t bytes)
 {
 	return iswf_do_errand(what, at, bytes, ISWF_WHYS);
 }
@@ -128,15 +149,19 @@ static void *take(size_t bytes, size_t align)
 	return at;
 }
 
+/* align: 0, or a power of two. */
 static void *take_large(size_t bytes, size_t align)
 {
 	if (__builtin_expect(bytes < ALLOCATION_BYTES_MIN, 1)) {
 		start_if_wanted();
 		return NULL;
 	}
-	return align <= ISWF_BLOCK_BYTES && is_on() ? take(bytes, align) : NULL;
+	if (align > ISWF_BLOCK_BYTES || (align & (align - 1)) != 0)
+		return NULL;
+	return is_on() ? take(bytes, align) : NULL;
 }
 
+/* 0: it is no allocation of ours. The kernel's memory may lie in a hole of the arena. */
 static size_t size_of(const void *at)
 {
 	return (size_t)iswf_size_of(at) * ISWF_PAGE_BYTES;
@@ -147,10 +172,19 @@ static size_t pages_bytes(size_t bytes)
 	return (bytes + ISWF_PAGE_BYTES - 1) / ISWF_PAGE_BYTES * ISWF_PAGE_BYTES;
 }
 
-/* In a forked child what was ours is memory like any other, and never freed. */
 static bool has_agent(void)
 {
 	return atomic_load_explicit(&iswf_phase, memory_order_acquire) == ISWF_ON;
+}
+
+/* In a forked child what was ours is memory like any other. */
+static void free_copy(void *at, size_t bytes)
+{
+	int err = errno;
+
+	iswf_disown(at, bytes);
+	(void)NEXT->munmap(at, bytes);
+	errno = err;
 }
 
 /* ------------------------------------------------------------- allocations */
@@ -176,25 +210,30 @@ EXPORT void *calloc(size_t count, size_t each)
 
 EXPORT void free(void *at)
 {
-	if (__builtin_expect(!iswf_is_ours(at), 1)) {
-		if (!is_early(at))
+	size_t bytes = size_of(at);
+
+	if (__builtin_expect(bytes == 0, 1)) {
+		if (at != NULL && !is_early(at))
 			NEXT->free(at);
-		return;
-	}
-	if (has_agent())
+	} else if (has_agent()) {
 		(void)errand(ISWF_GIVE, at, 0);
+	} else {
+		free_copy(at, bytes);
+	}
 }
 
 EXPORT size_t malloc_usable_size(void *at)
 {
-	return iswf_is_ours(at) ? size_of(at) : NEXT->malloc_usable_size(at);
+	size_t bytes = size_of(at);
+
+	if (bytes != 0)
+		return bytes;
+	return is_early(at) ? early_size(at) : NEXT->malloc_usable_size(at);
 }
 
-/* An allocation that changes hands between us and the next allocator, or moves. */
-static void *replace(void *at, size_t old, size_t bytes)
+/* The program's bytes, at `now`, which may be NULL: then nothing changes. */
+static void *replace(void *at, size_t old, void *now, size_t bytes)
 {
-	void *now = malloc(bytes);
-
 	if (now == NULL)
 		return NULL;
 	memcpy(now, at, old < bytes ? old : bytes);
@@ -204,15 +243,19 @@ static void *replace(void *at, size_t old, size_t bytes)
 
 EXPORT void *realloc(void *at, size_t bytes)
 {
+	size_t old = size_of(at);
+	void *now;
+
 	if (at == NULL)
 		return malloc(bytes);
 	if (is_early(at))
-		return replace(at, bytes, bytes);
-	if (!iswf_is_ours(at)) {
+		return replace(at, early_size(at), malloc(bytes), bytes);
+	if (old == 0) {
 		/* One that has become large: from then on it is ours. */
-		if (bytes >= ALLOCATION_BYTES_MIN && is_on())
-			return replace(at, NEXT->malloc_usable_size(at), bytes);
-		return NEXT->realloc(at, bytes);
+		now = take_large(bytes, 0);
+		if (now == NULL)
+			return NEXT->realloc(at, bytes);
+		return replace(at, NEXT->malloc_usable_size(at), now, bytes);
 	}
 	if (bytes == 0) {
 		free(at);
@@ -220,7 +263,7 @@ EXPORT void *realloc(void *at, size_t bytes)
 	}
 	if (has_agent() && bytes >= ALLOCATION_BYTES_MIN && errand(ISWF_RESIZE, at, bytes))
 		return at;
-	return replace(at, size_of(at), bytes);
+	return replace(at, old, malloc(bytes), bytes);
 }
 
 EXPORT void *memalign(size_t align, size_t bytes)
@@ -239,10 +282,10 @@ EXPORT void *aligned_alloc(size_t align, size_t bytes)
 
 EXPORT int posix_memalign(void **at_out, size_t align, size_t bytes)
 {
-	void *at = align % sizeof(void *) == 0 && (align & (align - 1)) == 0 && align != 0
-			   ? take_large(bytes, align)
-			   : NULL;
+	int err = errno; /* which it leaves as it is */
+	void *at = align % sizeof(void *) == 0 && align != 0 ? take_large(bytes, align) : NULL;
 
+	errno = err;
 	if (at == NULL)
 		return NEXT->posix_memalign(at_out, align, bytes);
 	*at_out = at;
@@ -251,17 +294,51 @@ EXPORT int posix_memalign(void **at_out, size_t align, size_t bytes)
 
 /* ------------------------------------------------------------- mappings */
 
+/* What of whole pages from `at` on is in the arena; bytes 0: nothing, or there is no agent. */
+struct part {
+	char *at;
+	size_t bytes;
+};
+
+static struct part part_of(const void *at, size_t bytes)
+{
+	uintptr_t from = (uintptr_t)at, end = from + pages_bytes(bytes);
+	uintptr_t arena = (uintptr_t)iswf_agent.arena;
+	uintptr_t arena_end = arena + (uintptr_t)iswf_agent.blocks_count * ISWF_BLOCK_BYTES;
+	struct part none = {NULL, 0};
+
+	/* The kernel refuses what is no range of pages. */
+	if (arena == 0 || from % ISWF_PAGE_BYTES != 0 || end <= from)
+		return none;
+	if (from < arena)
+		from = arena;
+	if (end > arena_end)
+		end = arena_end;
+	return from < end ? (struct part){(char *)from, end - from} : none;
+}
+
 static bool is_large_mapping(const void *at, size_t bytes, int prot, int flags)
 {
 	return at == NULL && bytes >= MAPPING_BYTES_MIN && prot == (PROT_READ | PROT_WRITE) &&
 	       (flags & ~(MAP_NORESERVE | MAP_POPULATE)) == (MAP_PRIVATE | MAP_ANONYMOUS);
 }
 
-/* From here on the range is the kernel's alone. */
-static void surrender(void *at, size_t bytes, enum iswf_why why)
+/* What is in the arena of that is the kernel's from here on; with ISWF_LAY_OVER for anything. */
+static void give_up(enum iswf_errand errand, const void *at, size_t bytes, enum iswf_why why)
 {
-	if (has_agent() && bytes != 0)
-		(void)iswf_do_errand(ISWF_HAND_BACK, at, bytes, why);
+	struct part part = part_of(at, bytes);
+
+	if (part.bytes == 0)
+		return;
+	if (has_agent())
+		(void)iswf_do_errand(errand, part.at, part.bytes, why);
+	else if (errand == ISWF_LAY_OVER)
+		iswf_disown(part.at, part.bytes);
+}
+
+static void surrender(const void *at, size_t bytes, enum iswf_why why)
+{
+	give_up(ISWF_HAND_BACK, at, bytes, why);
 }
 
 EXPORT void *mmap(void *at, size_t bytes, int prot, int flags, int fd, off_t offset)
@@ -276,8 +353,8 @@ EXPORT void *mmap(void *at, size_t bytes, int prot, int flags, int fd, off_t off
 		else if ((taken = take(bytes, ISWF_BLOCK_BYTES)) != NULL)
 			return taken;
 	}
-	if (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE) && iswf_is_ours(at))
-		surrender(at, bytes, ISWF_WHY_FIXED);
+	if ((flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) == MAP_FIXED)
+		give_up(ISWF_LAY_OVER, at, bytes, ISWF_WHY_FIXED);
 	return NEXT->mmap(at, bytes, prot, flags, fd, offset);
 }
 
@@ -286,29 +363,51 @@ EXPORT void *mmap64(void *at, size_t bytes, int prot, int flags, int fd, off_t o
 	return mmap(at, bytes, prot, flags, fd, offset);
 }
 
-EXPORT int munmap(void *at, size_t bytes)
+/* What of the range is not in the arena: advice -1: it is unmapped. */
+static int outside(const struct part *part, void *at, size_t bytes, int advice)
 {
-	if (!iswf_is_ours(at) || !has_agent() || (uintptr_t)at % ISWF_PAGE_BYTES != 0 || bytes == 0)
-		return NEXT->munmap(at, bytes);
-	(void)errand(ISWF_GIVE_PART, at, bytes);
-	return 0;
+	char *begins[] = {at, part->at + part->bytes};
+	char *ends[] = {part->at, (char *)at + pages_bytes(bytes)};
+	int code = 0;
+
+	for (uint32_t i = 0; i < 2 && code == 0; i++) {
+		size_t rest = (size_t)(ends[i] - begins[i]);
+
+		if (rest != 0)
+			code = advice < 0 ? NEXT->munmap(begins[i], rest)
+					  : NEXT->madvise(begins[i], rest, advice);
+	}
+	return code;
 }
 
-EXPORT void *mremap(void *at, size_t old, size_t bytes, int flags, ...)
+static int around(const struct part *part, void *at, size_t bytes, enum iswf_errand what,
+		  int advice)
 {
-	void *to, *now;
-	va_list more;
+	int code = errand(what, part->at, part->bytes);
 
-	va_start(more, flags);
-	to = flags & MREMAP_FIXED ? va_arg(more, void *) : NULL;
-	va_end(more);
-	if (!iswf_is_ours(at) || !has_agent())
-		return NEXT->mremap(at, old, bytes, flags, to);
-	/* A part of a mapping, or one over which something else is laid: the kernel's affair. */
-	if (flags & MREMAP_FIXED || bytes == 0 || size_of(at) != pages_bytes(old)) {
-		surrender(at, old, ISWF_WHY_MOVED);
-		return NEXT->mremap(at, old, bytes, flags, to);
-	}
+	if (outside(part, at, bytes, advice) != 0)
+		return -1;
+	if (code != 0)
+		errno = -code;
+	return code != 0 ? -1 : 0;
+}
+
+EXPORT int munmap(void *at, size_t bytes)
+{
+	struct part part = part_of(at, bytes);
+
+	if (part.bytes != 0 && has_agent())
+		return around(&part, at, bytes, ISWF_UNMAP, -1);
+	if (part.bytes != 0)
+		iswf_disown(part.at, part.bytes);
+	return NEXT->munmap(at, bytes);
+}
+
+/* A whole allocation, which the agent moves by itself. */
+static void *remap(void *at, size_t old, size_t bytes, int flags)
+{
+	void *now;
+
 	if (errand(ISWF_RESIZE, at, bytes))
 		return at;
 	if (!(flags & MREMAP_MAYMOVE)) {
@@ -319,20 +418,40 @@ EXPORT void *mremap(void *at, size_t old, size_t bytes, int flags, ...)
 	if (now == MAP_FAILED)
 		return MAP_FAILED;
 	memcpy(now, at, old < bytes ? old : bytes);
-	(void)errand(ISWF_GIVE_PART, at, old);
+	(void)errand(ISWF_UNMAP, at, pages_bytes(old));
 	return now;
+}
+
+EXPORT void *mremap(void *at, size_t old, size_t bytes, int flags, ...)
+{
+	void *to;
+	va_list more;
+
+	va_start(more, flags);
+	to = flags & MREMAP_FIXED ? va_arg(more, void *) : NULL;
+	va_end(more);
+	if (bytes == 0 || old == 0)
+		return NEXT->mremap(at, old, bytes, flags, to);
+	if (!(flags & ~MREMAP_MAYMOVE) && has_agent() && size_of(at) == pages_bytes(old))
+		return remap(at, old, bytes, flags);
+	/* A part of a mapping, or one over which something else is laid: the kernel's affair. */
+	give_up(ISWF_LAY_OVER, at, old, ISWF_WHY_MOVED);
+	if (flags & MREMAP_FIXED)
+		give_up(ISWF_LAY_OVER, to, bytes, ISWF_WHY_FIXED);
+	return NEXT->mremap(at, old, bytes, flags, to);
 }
 
 EXPORT int madvise(void *at, size_t bytes, int advice)
 {
-	if (!iswf_is_ours(at) || !has_agent() || (uintptr_t)at % ISWF_PAGE_BYTES != 0)
+	struct part part = part_of(at, bytes);
+
+	if (part.bytes == 0 || !has_agent())
 		return NEXT->madvise(at, bytes, advice);
 	switch (advice) {
 	case MADV_DONTNEED:
+		return around(&part, at, bytes, ISWF_DISCARD_RANGE, advice);
 	case MADV_FREE:
-		if (bytes != 0)
-			(void)errand(ISWF_DISCARD_RANGE, at, bytes);
-		return 0;
+		return around(&part, at, bytes, ISWF_FREE_RANGE, advice);
 	case MADV_NORMAL:
 	case MADV_RANDOM:
 	case MADV_SEQUENTIAL:
@@ -341,31 +460,43 @@ EXPORT int madvise(void *at, size_t bytes, int advice)
 	case MADV_NOHUGEPAGE:
 	case MADV_COLD:
 	case MADV_PAGEOUT:
-		return 0; /* advice that would only split our range */
+		/* Advice that would only split our range. */
+		return outside(&part, at, bytes, advice);
+	case MADV_POPULATE_READ:
+	case MADV_POPULATE_WRITE:
+		break; /* faults like any other */
 	default:
 		surrender(at, bytes, ISWF_WHY_ADVICE);
-		return NEXT->madvise(at, bytes, advice);
 	}
+	return NEXT->madvise(at, bytes, advice);
 }
 
 EXPORT int mprotect(void *at, size_t bytes, int prot)
 {
-	if (iswf_is_ours(at) && prot != (PROT_READ | PROT_WRITE))
+	if (prot != (PROT_READ | PROT_WRITE))
 		surrender(at, bytes, ISWF_WHY_PROTECTED);
 	return NEXT->mprotect(at, bytes, prot);
 }
 
+/* From the page in which the range begins. */
+static void surrender_locked(const void *at, size_t bytes)
+{
+	size_t before = (uintptr_t)at % ISWF_PAGE_BYTES;
+
+	surrender((const char *)at - before, bytes + before, ISWF_WHY_LOCKED);
+}
+
 EXPORT int mlock(const void *at, size_t bytes)
 {
-	if (iswf_is_ours(at))
-		surrender((void *)(uintptr_t)at, bytes, ISWF_WHY_LOCKED);
+	surrender_locked(at, bytes);
 	return NEXT->mlock(at, bytes);
 }
 
 EXPORT int mlock2(const void *at, size_t bytes, unsigned int flags)
 {
-	if (iswf_is_ours(at))
-		surrender((void *)(uintptr_t)at, bytes, ISWF_WHY_LOCKED);
+	surrender_locked(at, bytes);
+	if (NEXT->mlock2 == NULL) /* glibc before 2.27 */
+		return (int)NEXT->syscall(SYS_mlock2, at, bytes, flags);
 	return NEXT->mlock2(at, bytes, flags);
 }
 
@@ -373,6 +504,23 @@ EXPORT int mlockall(int flags)
 {
 	iswf_end();
 	return NEXT->mlockall(flags);
+}
+
+/* Another userfaultfd on the range: ours makes room. */
+EXPORT int ioctl(int fd, unsigned long request, ...)
+{
+	va_list more;
+	void *arg;
+
+	va_start(more, request);
+	arg = va_arg(more, void *);
+	va_end(more);
+	if (request == UFFDIO_REGISTER && has_agent() && arg != NULL) {
+		const struct uffdio_register *range = arg;
+
+		surrender((void *)(uintptr_t)range->range.start, range->range.len, ISWF_WHY_ADVICE);
+	}
+	return NEXT->ioctl(fd, request, arg);
 }
 
 EXPORT int prctl(int option, ...)
@@ -385,7 +533,7 @@ EXPORT int prctl(int option, ...)
 		a[i] = va_arg(more, unsigned long);
 	va_end(more);
 	/* A name for a part of our range would split it. */
-	if (option == PR_SET_VMA && iswf_is_ours((void *)a[1]))
+	if (option == PR_SET_VMA && part_of((void *)a[1], a[2]).bytes != 0)
 		return 0;
 	return NEXT->prctl(option, a[0], a[1], a[2], a[3]);
 }
@@ -401,12 +549,10 @@ EXPORT long syscall(long number, ...)
 	va_end(more);
 	if (number == SYS_close)
 		return close((int)a[0]);
-#ifdef SYS_close_range
 	if (number == SYS_close_range)
 		return close_range((unsigned int)a[0], (unsigned int)a[1], (int)a[2]);
-#endif
 #ifdef SYS_mbind
-	if (number == SYS_mbind && iswf_is_ours((void *)a[0]))
+	if (number == SYS_mbind)
 		surrender((void *)a[0], (size_t)a[1], ISWF_WHY_POLICY);
 #endif
 	return NEXT->syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
@@ -441,13 +587,20 @@ EXPORT int close(int fd)
 	return NEXT->close(fd);
 }
 
+static int next_close_range(unsigned int first, unsigned int last, int flags)
+{
+	if (NEXT->close_range == NULL) /* glibc before 2.34 */
+		return (int)NEXT->syscall(SYS_close_range, first, last, flags);
+	return NEXT->close_range(first, last, flags);
+}
+
 EXPORT int close_range(unsigned int first, unsigned int last, int flags)
 {
 	for (int own;
 	     first <= last && (own = iswf_next_own(first)) >= 0 && (unsigned int)own <= last;
 	     first = (unsigned int)own + 1) {
 		int code = (unsigned int)own > first
-				   ? NEXT->close_range(first, (unsigned int)own - 1, flags)
+				   ? next_close_range(first, (unsigned int)own - 1, flags)
 				   : 0;
 
 		if (code != 0)
@@ -455,7 +608,7 @@ EXPORT int close_range(unsigned int first, unsigned int last, int flags)
 		if ((unsigned int)own == last)
 			return 0;
 	}
-	return NEXT->close_range(first, last, flags);
+	return next_close_range(first, last, flags);
 }
 
 EXPORT void closefrom(int first)

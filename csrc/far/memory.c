@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the kernel does for the agent: the ranges, the operations on them, and the reader. The
- * kernel refuses operations with EAGAIN while an event is unread; they are tried again a moment
- * later, by threads that hold no lock (F6).
+ * What the kernel does for the agent: the ranges and the operations on them. The kernel refuses
+ * operations with EAGAIN while an event is unread; they are tried again a moment later, by threads
+ * that hold no lock (F6).
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <linux/userfaultfd.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -17,6 +16,7 @@
 #include <unistd.h>
 
 #include "far/agent.h"
+#include "far/memory.h"
 #include "far/real.h"
 
 #ifndef UFFDIO_MOVE /* Linux 6.8 */
@@ -45,171 +45,215 @@ struct uffdio_poison {
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
 
-#define AGAIN_NS   20000
-#define MESSAGES   (1u << 14)
-#define BATCH      32u
-#define HUGE_BYTES ISWF_BLOCK_BYTES
+/* The reader waits for an operation under way: not for long. */
+#define COPY_BYTES_MAX (128u << 10)
+#define HUGE_BYTES     ISWF_BLOCK_BYTES
 
 #define A (&iswf_agent)
 
-static int uffd = -1;
+int iswf_uffd = -1;
 
-static void pause_ns(long ns)
+void iswf_pause(uint64_t ns)
 {
-	const struct timespec time = {.tv_nsec = ns};
+	const struct timespec time = {.tv_nsec = (long)ns};
 
 	nanosleep(&time, NULL);
 }
 
-static void futex_wait(atomic_uint *word, unsigned int value)
-{
-	(void)iswf_real()->syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
-}
-
-static void futex_wake(atomic_uint *word)
-{
-	(void)iswf_real()->syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-}
-
 /* ------------------------------------------------------------------- operations */
 
-/* One ioctl over a range that says how far it came; `done_out`: bytes. */
-static int whole_range(unsigned long request, void *arg, __u64 *at, __u64 *from, __u64 *left,
-		       __s64 *came, size_t *done_out)
+/* An ioctl over a range, and the parts of its argument. */
+struct operation {
+	unsigned long request;
+	void *arg;
+	__u64 *to, *from, *bytes; /* from: NULL if it has none */
+	__s64 *came;
+	size_t most;  /* bytes in one go */
+	bool is_free; /* not of the arena: it need not wait for events to be served */
+};
+
+/* The kernel's own EAGAIN: an event waits to be read, which the reader does. */
+static int operate_once(const struct operation *o)
 {
-	*done_out = 0;
-	while (*left > 0) {
-		*came = 0;
-		if (ioctl(uffd, request, arg) == 0) {
-			*done_out += *left;
-			return 0;
-		}
-		if (errno != EAGAIN)
-			return -errno;
-		if (*came > 0) {
-			*at += (__u64)*came;
-			if (from != NULL)
-				*from += (__u64)*came;
-			*left -= (__u64)*came;
-			*done_out += (size_t)*came;
-		} else {
-			pause_ns(AGAIN_NS);
-		}
-	}
-	return 0;
+	int code;
+
+	do {
+		*o->came = 0;
+		if (!o->is_free && !iswf_enter())
+			return -EAGAIN;
+		code = ioctl(iswf_uffd, o->request, o->arg) == 0 ? 0 : -errno;
+		if (!o->is_free)
+			iswf_leave();
+		if (code == -EAGAIN && *o->came <= 0)
+			iswf_pause(ISWF_AGAIN_NS);
+	} while (code == -EAGAIN && *o->came <= 0);
+	return code;
 }
 
-static int real_move(char *to, char *from, size_t bytes, size_t *moved_out)
+/* Does `bytes`, or as much as it can from the front. */
+static int operate(const struct operation *o, size_t bytes, size_t *done_out)
+{
+	size_t done = 0;
+	int code = 0;
+
+	while (done < bytes && code == 0) {
+		size_t step = 0;
+
+		*o->bytes = bytes - done < o->most ? bytes - done : o->most;
+		code = operate_once(o);
+		if (code == 0)
+			step = *o->bytes;
+		else if (*o->came > 0)
+			step = (size_t)*o->came;
+		if (step > 0)
+			code = 0;
+		done += step;
+		*o->to += step;
+		if (o->from != NULL)
+			*o->from += step;
+	}
+	*done_out = done;
+	return code;
+}
+
+static int real_move(char *to, char *from, size_t bytes, size_t *done_out)
 {
 	struct uffdio_move move = {
 		.dst = (uintptr_t)to,
 		.src = (uintptr_t)from,
-		.len = bytes,
 		.mode = UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES,
 	};
+	const struct operation operation = {
+		.request = UFFDIO_MOVE,
+		.arg = &move,
+		.to = &move.dst,
+		.from = &move.src,
+		.bytes = &move.len,
+		.came = &move.move,
+		.most = ISWF_BLOCK_BYTES,
+	};
 
-	return whole_range(UFFDIO_MOVE, &move, &move.dst, &move.src, &move.len, &move.move,
-			   moved_out);
+	return operate(&operation, bytes, done_out);
 }
 
 static void real_wake(char *at, size_t bytes)
 {
 	struct uffdio_range range = {(uintptr_t)at, bytes};
 
-	(void)ioctl(uffd, UFFDIO_WAKE, &range);
+	(void)ioctl(iswf_uffd, UFFDIO_WAKE, &range);
 }
 
-/* A page that is there already is passed over; of a range that is gone nothing is left to do. */
-static int real_copy(char *to, const char *from, size_t bytes)
+static int real_copy(char *to, const char *from, size_t bytes, bool moved, size_t *done_out)
 {
 	struct uffdio_copy copy = {
 		.dst = (uintptr_t)to,
 		.src = (uintptr_t)from,
-		.len = bytes,
+	};
+	struct operation operation = {
+		.request = UFFDIO_COPY,
+		.arg = &copy,
+		.to = &copy.dst,
+		.from = &copy.src,
+		.bytes = &copy.len,
+		.came = &copy.copy,
+		.most = COPY_BYTES_MAX,
+		.is_free = moved,
+	};
+	size_t more;
+	int code = operate(&operation, bytes, done_out);
+
+	if (code != -ENOENT || bytes - *done_out <= ISWF_PAGE_BYTES)
+		return code;
+	/* Over more than one mapping the kernel copies nothing: then page by page. */
+	operation.most = ISWF_PAGE_BYTES;
+	code = operate(&operation, bytes - *done_out, &more);
+	*done_out += more;
+	return code;
+}
+
+static int zero_page(char *page, bool is_free)
+{
+	struct uffdio_zeropage zero = {.range = {.start = (uintptr_t)page}};
+	const struct operation operation = {
+		.request = UFFDIO_ZEROPAGE,
+		.arg = &zero,
+		.to = &zero.range.start,
+		.bytes = &zero.range.len,
+		.came = &zero.zeropage,
+		.most = ISWF_PAGE_BYTES,
+		.is_free = is_free,
 	};
 	size_t done;
 
-	for (;;) {
-		int code = whole_range(UFFDIO_COPY, &copy, &copy.dst, &copy.src, &copy.len,
-				       &copy.copy, &done);
-
-		/* Over more than one mapping the kernel copies nothing: then page by page. */
-		if (code == -ENOENT && copy.len > ISWF_PAGE_BYTES) {
-			for (__u64 at = 0; at < copy.len; at += ISWF_PAGE_BYTES) {
-				code = real_copy((char *)(uintptr_t)(copy.dst + at),
-						 (const char *)(uintptr_t)(copy.src + at),
-						 ISWF_PAGE_BYTES);
-				if (code != 0)
-					return code;
-			}
-			return 0;
-		}
-		if (code == -ENOENT || code == -ESRCH) {
-			real_wake(to, bytes);
-			return 0;
-		}
-		if (code != -EEXIST)
-			return code;
-		copy.dst += ISWF_PAGE_BYTES;
-		copy.src += ISWF_PAGE_BYTES;
-		copy.len -= ISWF_PAGE_BYTES;
-	}
+	return operate(&operation, ISWF_PAGE_BYTES, &done);
 }
 
-static int real_zero(char *at, size_t bytes)
+static int real_zero(char *page)
 {
-	struct uffdio_zeropage zero = {.range = {(uintptr_t)at, bytes}};
+	return zero_page(page, !iswf_is_ours(page));
+}
+
+static int real_poison(char *page, bool moved)
+{
+	struct uffdio_poison poison = {.range = {.start = (uintptr_t)page}};
+	const struct operation operation = {
+		.request = UFFDIO_POISON,
+		.arg = &poison,
+		.to = &poison.range.start,
+		.bytes = &poison.range.len,
+		.came = &poison.updated,
+		.most = ISWF_PAGE_BYTES,
+		.is_free = moved,
+	};
 	size_t done;
 
-	return whole_range(UFFDIO_ZEROPAGE, &zero, &zero.range.start, NULL, &zero.range.len,
-			   &zero.zeropage, &done);
+	return operate(&operation, ISWF_PAGE_BYTES, &done);
 }
 
-static int real_poison(char *at, size_t bytes)
+static int advise(char *at, size_t bytes, int advice)
 {
-	struct uffdio_poison poison = {.range = {(uintptr_t)at, bytes}};
-	size_t done;
-
-	return whole_range(UFFDIO_POISON, &poison, &poison.range.start, NULL, &poison.range.len,
-			   &poison.updated, &done);
+	return iswf_real()->madvise(at, bytes, advice) == 0 ? 0 : -errno;
 }
 
-/*
- * The reader tells our own discards from the program's. One of ours is under way at a time; it ends
- * when the reader has seen its event, not when the kernel says that the event was read: by then the
- * reader may not have looked at it yet.
- */
-static pthread_mutex_t discard_lock = PTHREAD_MUTEX_INITIALIZER;
-static atomic_uintptr_t own_from, own_end; /* seq_cst, with the reader */
-static atomic_uint own_unseen;             /* pages; a futex */
-
-static void real_discard(char *at, size_t bytes, bool is_watched)
+/* The reader tells our own discards from the program's; one of ours is under way at a time. */
+static int real_discard(char *at, size_t bytes, bool is_watched)
 {
-	if (!is_watched) {
-		(void)iswf_real()->madvise(at, bytes, MADV_DONTNEED);
-		return;
-	}
-	pthread_mutex_lock(&discard_lock);
-	atomic_store(&own_end, (uintptr_t)at + bytes);
-	atomic_store(&own_unseen, (unsigned int)(bytes / ISWF_PAGE_BYTES));
-	atomic_store(&own_from, (uintptr_t)at);
-	if (iswf_real()->madvise(at, bytes, MADV_DONTNEED) == 0)
-		for (unsigned int unseen; (unseen = atomic_load(&own_unseen)) != 0;)
-			futex_wait(&own_unseen, unseen);
-	atomic_store(&own_unseen, 0);
-	atomic_store(&own_from, 0);
-	pthread_mutex_unlock(&discard_lock);
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	int code;
+
+	if (!is_watched)
+		return advise(at, bytes, MADV_DONTNEED);
+	pthread_mutex_lock(&lock);
+	iswf_begin_discard(at, bytes);
+	code = advise(at, bytes, MADV_DONTNEED);
+	iswf_end_discard();
+	pthread_mutex_unlock(&lock);
+	return code;
+}
+
+/* Who claims the block alone uses its slot of the shadow, so what is there stays. */
+static void real_fill_holes(char *at, size_t bytes)
+{
+	unsigned char in_memory[ISWF_BLOCK_PAGES];
+	bool known = mincore(at, bytes, in_memory) == 0;
+
+	for (size_t i = 0; i < bytes / ISWF_PAGE_BYTES; i++)
+		if (!known || !(in_memory[i] & 1)) /* else the kernel may have it in swap */
+			(void)zero_page(at + i * ISWF_PAGE_BYTES, true);
+}
+
+static int real_unmap(char *at, size_t bytes)
+{
+	return iswf_real()->munmap(at, bytes) == 0 ? 0 : -errno;
 }
 
 static int real_leave(char *at, size_t bytes, bool children)
 {
 	struct uffdio_range range = {(uintptr_t)at, bytes};
 
-	if (ioctl(uffd, UFFDIO_UNREGISTER, &range) != 0)
+	if (ioctl(iswf_uffd, UFFDIO_UNREGISTER, &range) != 0)
 		return -errno;
-	if (children)
-		(void)iswf_real()->madvise(at, bytes, MADV_DOFORK);
-	return 0;
+	return children ? advise(at, bytes, MADV_DOFORK) : 0;
 }
 
 const struct iswf_ops iswf_real_ops = {
@@ -219,7 +263,11 @@ const struct iswf_ops iswf_real_ops = {
 	.poison = real_poison,
 	.wake = real_wake,
 	.discard = real_discard,
+	.fill_holes = real_fill_holes,
+	.unmap = real_unmap,
+	.advise = advise,
 	.leave = real_leave,
+	.pause = iswf_pause,
 	.ask = iswf_link_ask,
 };
 
@@ -235,13 +283,13 @@ int iswf_memory_open(int device_fd)
 	int fd = -1;
 
 	if (device_fd >= 0)
-		fd = ioctl(device_fd, USERFAULTFD_IOC_NEW, O_CLOEXEC);
+		fd = ioctl(device_fd, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0)
-		fd = (int)iswf_real()->syscall(SYS_userfaultfd, O_CLOEXEC);
-	uffd = iswf_own_fd(fd);
-	if (uffd >= 0 && ioctl(uffd, UFFDIO_API, &api) != 0)
+		fd = (int)iswf_real()->syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	iswf_uffd = iswf_own_fd(fd);
+	if (iswf_uffd >= 0 && ioctl(iswf_uffd, UFFDIO_API, &api) != 0)
 		return -errno;
-	return uffd;
+	return iswf_uffd;
 }
 
 /* Addresses alone, aligned to a block, that forked children do not get. */
@@ -269,7 +317,7 @@ static int watch(char *at, size_t bytes)
 		.mode = UFFDIO_REGISTER_MODE_MISSING,
 	};
 
-	return ioctl(uffd, UFFDIO_REGISTER, &range) == 0 ? 0 : -errno;
+	return ioctl(iswf_uffd, UFFDIO_REGISTER, &range) == 0 ? 0 : -errno;
 }
 
 /* Unregistered first: the munmap of a registered range waits for the reader. */
@@ -314,113 +362,6 @@ int iswf_memory_init(uint32_t blocks)
 
 void iswf_memory_close(void)
 {
-	iswf_close_own(uffd);
-	uffd = -1;
-}
-
-/* ------------------------------------------------------------------- messages */
-
-struct message {
-	uint8_t event;
-	char *from, *end, *to;
-};
-
-static struct message messages[MESSAGES];
-static atomic_uint written, taken; /* by the reader; under take_lock */
-static atomic_uint available;      /* a futex: `written`, for who sleeps */
-static pthread_mutex_t take_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void hand_on(const struct message *message)
-{
-	unsigned int at = atomic_load_explicit(&written, memory_order_relaxed);
-
-	/* Threads and their unread events: never so many. */
-	while (at - atomic_load_explicit(&taken, memory_order_acquire) >= MESSAGES)
-		pause_ns(AGAIN_NS);
-	messages[at % MESSAGES] = *message;
-	atomic_store_explicit(&written, at + 1, memory_order_release);
-	atomic_store(&available, at + 1);
-	futex_wake(&available);
-}
-
-/* Of a discard over several mappings there is an event for each. */
-static bool is_own(uintptr_t from, uintptr_t end)
-{
-	unsigned int pages = (unsigned int)((end - from) / ISWF_PAGE_BYTES);
-
-	if (atomic_load(&own_unseen) < pages || from < atomic_load(&own_from) ||
-	    end > atomic_load(&own_end))
-		return false;
-	if (atomic_fetch_sub(&own_unseen, pages) == pages)
-		futex_wake(&own_unseen);
-	return true;
-}
-
-static void hear(const struct uffd_msg *msg)
-{
-	struct message message = {.event = msg->event};
-
-	switch (msg->event) {
-	case UFFD_EVENT_PAGEFAULT:
-		message.from = (char *)(uintptr_t)(msg->arg.pagefault.address &
-						   ~(__u64)(ISWF_PAGE_BYTES - 1));
-		break;
-	case UFFD_EVENT_REMOVE:
-	case UFFD_EVENT_UNMAP:
-		if (msg->event == UFFD_EVENT_REMOVE &&
-		    is_own((uintptr_t)msg->arg.remove.start, (uintptr_t)msg->arg.remove.end))
-			return;
-		message.from = (char *)(uintptr_t)msg->arg.remove.start;
-		message.end = (char *)(uintptr_t)msg->arg.remove.end;
-		break;
-	case UFFD_EVENT_REMAP:
-		message.from = (char *)(uintptr_t)msg->arg.remap.from;
-		message.end = message.from + msg->arg.remap.len;
-		message.to = (char *)(uintptr_t)msg->arg.remap.to;
-		break;
-	default:
-		return;
-	}
-	hand_on(&message);
-}
-
-void *iswf_reader_main(void *arg)
-{
-	struct uffd_msg msgs[BATCH];
-
-	(void)arg;
-	for (;;) {
-		ssize_t got = read(uffd, msgs, sizeof(msgs));
-
-		for (ssize_t i = 0; i * (ssize_t)sizeof(*msgs) < got; i++)
-			hear(&msgs[i]);
-	}
-	return NULL;
-}
-
-/* The lock is held over an event, so that faults that came after it are served after it. */
-void iswf_serve_one(void)
-{
-	struct message message;
-	unsigned int at;
-
-	for (;;) {
-		pthread_mutex_lock(&take_lock);
-		at = atomic_load_explicit(&taken, memory_order_relaxed);
-		if (at != atomic_load_explicit(&written, memory_order_acquire))
-			break;
-		pthread_mutex_unlock(&take_lock);
-		futex_wait(&available, at);
-	}
-	message = messages[at % MESSAGES];
-	atomic_store_explicit(&taken, at + 1, memory_order_release);
-	if (message.event == UFFD_EVENT_PAGEFAULT) {
-		pthread_mutex_unlock(&take_lock);
-		iswf_fault(message.from);
-		return;
-	}
-	if (iswf_is_ours(message.from) && iswf_is_ours(message.end - 1))
-		iswf_removed(message.from, message.end, message.event != UFFD_EVENT_REMOVE,
-			     message.to);
-	pthread_mutex_unlock(&take_lock);
+	iswf_close_own(iswf_uffd);
+	iswf_uffd = -1;
 }

@@ -26,6 +26,7 @@ struct iswf_real {
 	int (*mlockall)(int);
 	int (*prctl)(int, ...);
 	long (*syscall)(long, ...);
+	int (*ioctl)(int, unsigned long, ...);
 	int (*close)(int);
 	int (*close_range)(unsigned int, unsigned int, int);
 	void (*closefrom)(int);
@@ -35,7 +36,7 @@ struct iswf_real {
 	int (*pthread_attr_setstack)(pthread_attr_t *, void *, size_t);
 };
 
-/* Looked up at the first call; never NULL. */
+/* Looked up at the first call; never NULL. Functions that an older libc lacks are NULL. */
 const struct iswf_real *iswf_real(void);
 
 #endif

@@ -248,6 +248,7 @@ static void in_child(void)
 	iswf_drop_own();
 }
 
+/* What is freed from now on is unmapped: there is an agent still. */
 void iswf_end(void)
 {
 	int phase;
@@ -257,7 +258,6 @@ void iswf_end(void)
 	if (phase != ISWF_ON)
 		return;
 	(void)iswf_do_errand(ISWF_ALL_HOME, NULL, 0, ISWF_WHY_ENDED);
-	atomic_store(&iswf_phase, ISWF_REFUSED);
 }
 
 /* ------------------------------------------------------------------- start */

@@ -11,6 +11,7 @@
 #define _GNU_SOURCE 1
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
@@ -19,6 +20,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -176,10 +178,19 @@ static void discard(struct worker *w, struct buffer *b)
 
 	if ((uintptr_t)at % PAGE != 0)
 		return;
-	if (below(w, 2))
+	switch (below(w, 3)) {
+	case 0:
 		CHECK_EQ(madvise(at, (size_t)pages * PAGE, MADV_DONTNEED), 0);
-	else
+		break;
+	case 1:
 		CHECK_EQ(syscall(SYS_madvise, at, (size_t)pages * PAGE, MADV_DONTNEED), 0);
+		break;
+	default: /* nobody knows what is there until it is written */
+		CHECK_EQ(syscall(SYS_madvise, at, (size_t)pages * PAGE, MADV_FREE), 0);
+		for (uint32_t page = first; page < first + pages; page++)
+			write_page(b, page, draw(w) | 1);
+		return;
+	}
 	memset(b->tags + first, 0, pages * sizeof(*b->tags));
 	for (uint32_t page = first; page < first + pages; page++) {
 		if (below(w, 3) == 0)
@@ -313,13 +324,25 @@ static struct buffer away(enum kind kind, uint32_t pages)
 	return b;
 }
 
+/* How many bytes of the range are mapped at all. */
+static size_t mapped(const void *at, size_t bytes)
+{
+	unsigned char in_memory;
+	size_t n = 0;
+
+	for (size_t i = 0; i < bytes; i += PAGE)
+		n += mincore((char *)(uintptr_t)at + i, PAGE, &in_memory) == 0 ? PAGE : 0;
+	return n;
+}
+
 static int case_fork(uint32_t n)
 {
-	struct buffer b = away(MALLOC, 4000), later;
+	struct buffer b = away(MALLOC, 4000), mapped_too = away(MMAP, 1000), later;
 
 	(void)n;
 	for (int i = 0; i < 3; i++) {
 		pid_t pid = fork();
+		void *at;
 		int status;
 
 		CHECK(pid >= 0);
@@ -330,7 +353,19 @@ static int case_fork(uint32_t n)
 			void *own = calloc(1, 8 * MIB); /* not the agent's here */
 			CHECK(own != NULL && *(char *)own == 0);
 			free(own);
+			at = b.at;
+			b.at = realloc(at, 4500 * PAGE);
+			CHECK(b.at != NULL);
+			check_all(&b, "grown in a child");
+			CHECK_EQ(mapped(at, 4000 * PAGE), 0);
 			free(b.at);
+			CHECK_EQ(malloc_usable_size(calloc(1, MIB)) >= MIB, true);
+			own = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE,
+				   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			CHECK(own != MAP_FAILED && *(char *)own == 0);
+			CHECK_EQ(munmap(own, 4 * MIB), 0);
+			CHECK_EQ(munmap(mapped_too.at, (size_t)mapped_too.pages * PAGE), 0);
+			CHECK_EQ(mapped(mapped_too.at, (size_t)mapped_too.pages * PAGE), 0);
 			_exit(0);
 		}
 		CHECK_EQ(waitpid(pid, &status, 0), pid);
@@ -341,6 +376,7 @@ static int case_fork(uint32_t n)
 	check_all(&later, "later");
 	check_all(&b, "at the end");
 	end(&b);
+	end(&mapped_too);
 	end(&later);
 	return 0;
 }
@@ -390,6 +426,326 @@ static int case_protected(uint32_t n)
 		CHECK(errno == ENOMEM || errno == EPERM || errno == EAGAIN);
 	check_all(&b, "locked");
 	end(&b);
+	return 0;
+}
+
+/* Allocates all that there is room for: each is zeros, and none lies in the range. */
+static void fill_arena(const void *from, size_t bytes)
+{
+	enum { MOST = 24 };
+	unsigned char *at[MOST];
+
+	for (uint32_t i = 0; i < MOST; i++) {
+		size_t size = (256 + 512 * (i % 5)) * PAGE;
+
+		at[i] = calloc(1, size);
+		CHECK(at[i] != NULL);
+		CHECK(at[i] >= (unsigned char *)from + bytes ||
+		      at[i] + size <= (unsigned char *)from);
+		for (size_t j = 0; j < size; j += PAGE)
+			CHECK_EQ(at[i][j], 0);
+		memset(at[i], 1, size);
+	}
+	for (uint32_t i = 0; i < MOST; i++)
+		free(at[i]);
+}
+
+static void *map_fixed(void *at, size_t bytes, bool seen, int fd)
+{
+	int flags = MAP_FIXED | (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED);
+
+	if (seen)
+		return mmap(at, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+	return (void *)syscall(SYS_mmap, at, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+}
+
+/* A mapping laid over freed or living memory stays what it is; by a call that the agent sees or
+ * not. */
+static void lay_over(bool seen, bool freed)
+{
+	const size_t bytes = 700 * PAGE;
+	struct buffer b = away(MMAP, 3000), other = away(CALLOC, 1500);
+	unsigned char *over = b.at + 900 * PAGE;
+	int fd = memfd_create("over", MFD_CLOEXEC);
+
+	CHECK(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+	if (freed)
+		CHECK_EQ(munmap(b.at, (size_t)b.pages * PAGE), 0);
+	CHECK(map_fixed(over, bytes, seen, -1) == over);
+	memset(over, 9, bytes);
+	fill_arena(over, bytes);
+	for (size_t i = 0; i < bytes; i++)
+		CHECK_EQ(over[i], 9);
+	for (uint32_t i = 0; !freed && i < 900; i++)
+		check_page(&b, i, "before");
+	for (uint32_t i = 1600; !freed && i < b.pages; i++)
+		check_page(&b, i, "behind");
+	check_all(&other, "beside");
+	/* It is another's, so what is done to it is done by the kernel. */
+	CHECK(map_fixed(over, bytes, seen, fd) == over);
+	memset(over, 7, bytes);
+	CHECK_EQ(madvise(over, bytes, MADV_DONTNEED), 0);
+	CHECK_EQ(over[5 * PAGE], 7);
+	CHECK_EQ(munmap(over, bytes), 0);
+	CHECK_EQ(mapped(over, bytes), 0);
+	fill_arena(over, bytes);
+	if (!freed)
+		CHECK_EQ(munmap(b.at, (size_t)b.pages * PAGE), 0);
+	free(b.tags);
+	end(&other);
+	close(fd);
+}
+
+static int case_laid_over(uint32_t n)
+{
+	(void)n;
+	lay_over(true, false);
+	lay_over(true, true);
+	lay_over(false, false);
+	lay_over(false, true);
+	return 0;
+}
+
+/* Something else is mapped in a hole, where an allocation of the agent's began. */
+static int case_hole(uint32_t n)
+{
+	struct buffer b = away(MMAP, 4000);
+	unsigned char *at = b.at;
+
+	(void)n;
+	CHECK_EQ(syscall(SYS_munmap, at, 500 * PAGE), 0);
+	CHECK(syscall(SYS_mmap, at, 500 * PAGE, PROT_READ | PROT_WRITE,
+		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == (long)at);
+	memset(at, 9, 500 * PAGE);
+	fill_arena(at, 500 * PAGE);
+	for (uint32_t i = 500; i < b.pages; i++)
+		check_page(&b, i, "behind the hole");
+	CHECK_EQ(madvise(at, PAGE, MADV_DONTNEED), 0);
+	CHECK_EQ(at[0], 0);
+	CHECK_EQ(at[PAGE], 9);
+	/* It and what is left of the first, with one call. */
+	CHECK_EQ(munmap(at, (size_t)b.pages * PAGE), 0);
+	CHECK_EQ(mapped(at, 500 * PAGE), 0);
+	fill_arena(at, 500 * PAGE);
+	free(b.tags);
+	return 0;
+}
+
+/* Behind the agent: from a page before the arena, over what could be moved away as a whole. */
+static int edge_behind(const struct buffer *b)
+{
+	for (uint32_t i = 0; i < 512; i++)
+		check_page(b, i, "at home");
+	CHECK_EQ(syscall(SYS_munmap, b->at - PAGE, 600 * PAGE), 0);
+	CHECK(map_fixed(b->at, 512 * PAGE, false, -1) == b->at);
+	memset(b->at, 9, 512 * PAGE);
+	fill_arena(b->at, 599 * PAGE);
+	for (size_t i = 0; i < 512 * PAGE; i++)
+		CHECK_EQ(b->at[i], 9);
+	for (uint32_t i = 599; i < b->pages; i++)
+		check_page(b, i, "unmapped behind the agent");
+	return 0;
+}
+
+/* Calls over a range of which only a part is the agent's: the first allocation begins the arena. */
+static int case_edges(uint32_t n)
+{
+	struct buffer b = away(MMAP, 3000);
+	unsigned char *before = b.at - 2 * PAGE;
+
+	if (n == 1)
+		return edge_behind(&b);
+	CHECK(mmap(before, 2 * PAGE, PROT_READ | PROT_WRITE,
+		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == before);
+	memset(before, 5, 2 * PAGE);
+	CHECK_EQ(madvise(before + PAGE, 4 * PAGE, MADV_DONTNEED), 0);
+	CHECK_EQ(before[0], 5);
+	CHECK_EQ(before[PAGE], 0);
+	memset(b.tags, 0, 3 * sizeof(*b.tags));
+	check_all(&b, "discarded from before it");
+	CHECK_EQ(syscall(SYS_madvise, before, 7 * PAGE, MADV_DONTNEED), 0);
+	memset(b.tags, 0, 5 * sizeof(*b.tags));
+	check_all(&b, "discarded behind the agent");
+	CHECK_EQ(mprotect(before, 12 * PAGE, PROT_READ), 0);
+	check_all(&b, "read-only");
+	CHECK_EQ(mprotect(before, 12 * PAGE, PROT_READ | PROT_WRITE), 0);
+	CHECK_EQ(munmap(before + PAGE, 11 * PAGE), 0);
+	CHECK_EQ(mapped(before, 2 * PAGE), PAGE);
+	for (uint32_t i = 10; i < b.pages; i++)
+		check_page(&b, i, "what is left");
+	CHECK_EQ(munmap(before, (size_t)(b.pages + 2) * PAGE), 0);
+	CHECK_EQ(mapped(before, 2 * PAGE), 0);
+	free(b.tags);
+	return 0;
+}
+
+static size_t status_kib(const char *name)
+{
+	FILE *file = fopen("/proc/self/status", "r");
+	char line[256];
+	size_t kib = 0;
+
+	CHECK(file != NULL);
+	while (fgets(line, sizeof(line), file) != NULL)
+		if (strncmp(line, name, strlen(name)) == 0)
+			kib = strtoul(line + strlen(name), NULL, 10);
+	fclose(file);
+	return kib;
+}
+
+/* All memory is locked: the program's, not addresses that the agent has reserved. */
+static int case_locked_all(uint32_t n)
+{
+	struct buffer b = away(MMAP, 20000), small = away(MALLOC, 700);
+
+	(void)n;
+	CHECK_EQ(munmap(b.at + 2000 * PAGE, 16000 * PAGE), 0);
+	if (mlockall(MCL_CURRENT) != 0) {
+		CHECK(errno == ENOMEM || errno == EPERM);
+	} else {
+		CHECK(status_kib("VmLck:") < 128 * 1024);
+	}
+	for (uint32_t i = 0; i < 2000; i++)
+		check_page(&b, i, "locked");
+	for (uint32_t i = 18000; i < 20000; i++)
+		check_page(&b, i, "locked, too");
+	check_all(&small, "small");
+	CHECK_EQ(munmap(b.at, (size_t)b.pages * PAGE), 0);
+	CHECK_EQ(mapped(b.at, 2000 * PAGE), 0);
+	free(b.tags);
+	end(&small);
+	fill_arena(NULL, 0);
+	return 0;
+}
+
+/* mbind, another userfaultfd, mlock: each range comes home, and stays right. */
+static int case_policies(uint32_t n)
+{
+	struct buffer b = away(MMAP, 4000);
+	unsigned char in_memory[4000];
+	struct uffdio_api api = {.api = UFFD_API};
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+	struct uffdio_register range = {
+		.range = {(uintptr_t)b.at + 2100 * PAGE, 300 * PAGE},
+		.mode = UFFDIO_REGISTER_MODE_MISSING,
+	};
+
+	(void)n;
+	for (uint32_t i = 0; i < b.pages; i++)
+		write_page(&b, i, i + 1);
+	usleep(200000);
+	if (syscall(SYS_mbind, b.at + 600 * PAGE, 300 * PAGE, 0 /* MPOL_DEFAULT */, NULL, 0, 0) !=
+	    0)
+		CHECK(errno == ENOSYS || errno == EPERM);
+	CHECK_EQ(mincore(b.at + 600 * PAGE, 300 * PAGE, in_memory), 0);
+	CHECK(fd >= 0 && ioctl(fd, UFFDIO_API, &api) == 0);
+	CHECK_EQ(ioctl(fd, UFFDIO_REGISTER, &range), 0);
+	CHECK_EQ(mincore(b.at + 2100 * PAGE, 300 * PAGE, in_memory), 0);
+	for (uint32_t i = 0; i < 300; i++)
+		CHECK(in_memory[i] & 1);
+	if (mlock(b.at + 3100 * PAGE + 100, 10 * PAGE) == 0)
+		CHECK_EQ(munlock(b.at + 3100 * PAGE + 100, 10 * PAGE), 0);
+	check_all(&b, "with policies");
+	close(fd);
+	end(&b);
+	/* Locked behind the agent: the kernel refuses to discard it, so it is not given again. */
+	b = away(MALLOC, 3000);
+	CHECK_EQ(syscall(SYS_mlock, b.at + 50 * PAGE, 20 * PAGE), 0);
+	CHECK_EQ(madvise(b.at + 50 * PAGE, PAGE, MADV_DONTNEED), -1);
+	CHECK_EQ(errno, EINVAL);
+	check_all(&b, "locked");
+	end(&b);
+	fill_arena(NULL, 0);
+	return 0;
+}
+
+/* mremap of a part, and to a place of the program's own. */
+static int case_moved(uint32_t n)
+{
+	struct buffer b = away(MMAP, 4000), to = away(MMAP, 2000), other = away(MALLOC, 2000);
+	unsigned char *at;
+
+	(void)n;
+	at = mremap(b.at + 700 * PAGE, 900 * PAGE, 1200 * PAGE, MREMAP_MAYMOVE);
+	CHECK(at != MAP_FAILED);
+	for (uint32_t i = 0; i < 900; i++)
+		CHECK_EQ(*(uint64_t *)(void *)(at + (size_t)i * PAGE), b.tags[700 + i]);
+	for (uint32_t i = 900; i < 1200; i++)
+		CHECK_EQ(*(uint64_t *)(void *)(at + (size_t)i * PAGE), 0);
+	CHECK(mremap(b.at + 2000 * PAGE, 800 * PAGE, 800 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED,
+		     to.at + 300 * PAGE) == to.at + 300 * PAGE);
+	for (uint32_t i = 0; i < 800; i++)
+		to.tags[300 + i] = b.tags[2000 + i];
+	check_all(&to, "moved into");
+	for (uint32_t i = 0; i < 700; i++)
+		check_page(&b, i, "before the parts");
+	for (uint32_t i = 2800; i < b.pages; i++)
+		check_page(&b, i, "behind the parts");
+	fill_arena(to.at + 300 * PAGE, 800 * PAGE);
+	CHECK_EQ(munmap(at, 1200 * PAGE), 0);
+	CHECK_EQ(munmap(b.at, (size_t)b.pages * PAGE), 0);
+	end(&to);
+	end(&other);
+	free(b.tags);
+	CHECK(mremap(&n, 0, 1ull << 60, MREMAP_MAYMOVE) == MAP_FAILED);
+	return 0;
+}
+
+/* What programs expect of an allocator. */
+static int case_allocator(uint32_t n)
+{
+	struct buffer b = away(MALLOC, 1000), next = away(MALLOC, 600);
+	void *at, *before;
+
+	(void)n;
+	for (size_t align = 16; align <= (8u << 20); align *= 2) {
+		at = memalign(align, 3 * MIB + 1);
+		CHECK(at != NULL && (uintptr_t)at % align == 0);
+		CHECK(malloc_usable_size(at) >= 3 * MIB + 1);
+		memset(at, 1, malloc_usable_size(at));
+		free(at);
+		errno = 77;
+		CHECK_EQ(posix_memalign(&at, align, MIB), 0);
+		CHECK_EQ(errno, 77);
+		CHECK_EQ((uintptr_t)at % align, 0);
+		free(at);
+	}
+	at = memalign(3 * PAGE, MIB); /* no power of two: the next one */
+	CHECK(at != NULL && (uintptr_t)at % (4 * PAGE) == 0);
+	free(at);
+	CHECK_EQ(posix_memalign(&at, 24, MIB), EINVAL);
+	CHECK_EQ(munmap(b.at, 0), -1);
+	CHECK_EQ(errno, EINVAL);
+	at = b.at;
+	errno = 0;
+	before = realloc(at, SIZE_MAX / 2);
+	CHECK(before == NULL && errno == ENOMEM);
+	before = realloc(at, (size_t)1 << 44); /* pages beyond 32 bits */
+	CHECK(before == NULL);
+	check_all(&b, "refused");
+	/* It grows over the borders of blocks, and shrinks to what the next allocator gives. */
+	for (uint32_t pages = 1000; pages < 9000; pages += 700) {
+		at = realloc(b.at, (size_t)pages * PAGE);
+		CHECK(at != NULL);
+		b.tags = more_tags(&b, pages);
+		b.at = at;
+		for (uint32_t page = b.pages; page < pages; page++)
+			write_page(&b, page, draw(&one) | 1);
+		b.pages = pages;
+		check_all(&b, "grown");
+		check_all(&next, "beside it");
+	}
+	for (uint32_t pages = 9000; pages > 10; pages /= 3) {
+		if (pages > b.pages)
+			continue;
+		b.at = realloc(b.at, (size_t)pages * PAGE);
+		CHECK(b.at != NULL);
+		b.pages = pages;
+		check_all(&b, "shrunk");
+	}
+	end(&b);
+	end(&next);
+	fill_arena(NULL, 0);
 	return 0;
 }
 
@@ -477,10 +833,14 @@ int main(int argc, char **argv)
 		const char *name;
 		int (*run)(uint32_t);
 	} cases[] = {
-		{"model", case_model},   {"fork", case_fork},
-		{"behind", case_behind}, {"protected", case_protected},
-		{"spawn", case_spawn},   {"descriptors", case_descriptors},
-		{"until", case_until},   {"lost", case_lost},
+		{"model", case_model},         {"fork", case_fork},
+		{"behind", case_behind},       {"protected", case_protected},
+		{"spawn", case_spawn},         {"descriptors", case_descriptors},
+		{"until", case_until},         {"lost", case_lost},
+		{"laid_over", case_laid_over}, {"hole", case_hole},
+		{"edges", case_edges},         {"locked_all", case_locked_all},
+		{"policies", case_policies},   {"moved", case_moved},
+		{"allocator", case_allocator},
 	};
 
 	CHECK(argc >= 2);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The agent's handlers of blocks in any order: a kernel and a device of memory arrays, which know
- * what is present where, fail as they like, and run other handlers in the middle of one. After each
- * step the program sees what it wrote last, and zeros where it discarded.
+ * what is present where, fail as they like, and run other handlers in the middle of one. The
+ * program allocates, frees, discards, unmaps, moves and lays over, by calls that the agent sees and
+ * by others of which it only hears afterwards. After each step the program sees what it wrote last,
+ * and zeros where it discarded.
  *
  *     test_far_blocks [SEED [STEPS]]
  */
@@ -17,6 +19,10 @@
 #define BLOCKS 6u
 #define PAGES  (BLOCKS * ISWF_BLOCK_PAGES)
 #define DEPTH  2u
+#define SLOTS  3u /* few, so that they are used again */
+#define EVENTS 64u
+#define ALLOCS 24u
+#define LOST   UINT64_MAX
 
 #define A (&iswf_agent)
 
@@ -28,16 +34,48 @@ struct range {
 	uint64_t *value;
 };
 
-static struct range arena, shadow, cradle;
+/* elsewhere: where the program moves pages to, each to the place of its own number. */
+static struct range arena, shadow, cradle, elsewhere;
 static struct {
 	bool placed;
 	uint64_t value[ISWF_BLOCK_PAGES];
 	bool lost[ISWF_BLOCK_PAGES];
 } device[BLOCKS];
-static uint64_t model[PAGES]; /* what the program sees; UINT64_MAX: lost */
-static bool unmapped[PAGES], left[BLOCKS];
+
+/* What the program knows of a page of the arena. */
+static struct {
+	uint64_t value; /* LOST: its bytes are lost */
+	bool owned;
+	bool foreign; /* no mapping of the agent's is there any more */
+	bool laid;    /* likewise, but it is freed with the allocation that it lies in */
+	bool changes; /* a call that changes it is under way */
+	bool moved;   /* it is elsewhere, with this value */
+} model[PAGES];
+static bool left[BLOCKS];
+
+/*
+ * Read by the agent, not served; the kernel forgets the pages of a discard only `later`, and then
+ * (MADV_FREE) perhaps not all of them.
+ */
+static struct event {
+	uint32_t first, end;
+	bool unmaps, moves, later, lazy;
+} events[EVENTS];
+static uint32_t events_count;
+static bool serving;
+
+static struct {
+	uint32_t first, pages;
+} allocs[ALLOCS];
+
+/* Threads that wait for a page, one for each depth. */
+static struct {
+	uint32_t page;
+	bool woken;
+} waiters[DEPTH + 1];
+
 static uint64_t random_state, now_ns, values;
-static uint32_t depth, places;
+static uint32_t depth, places, busy_block;
 static bool lossy;
 
 static uint64_t draw(void)
@@ -73,14 +111,16 @@ const struct iswf_real *iswf_real(void)
 
 static struct range *range_of(const char *at, uint32_t *page_out)
 {
-	struct range *ranges[] = {&arena, &shadow, &cradle};
+	struct range *ranges[] = {&arena, &shadow, &cradle, &elsewhere};
 
-	for (uint32_t i = 0; i < 3; i++) {
+	for (uint32_t i = 0; i < 4; i++) {
 		struct range *r = ranges[i];
 
 		if (at < r->at || at >= r->at + (size_t)r->pages * ISWF_PAGE_BYTES)
 			continue;
 		*page_out = (uint32_t)((at - r->at) / ISWF_PAGE_BYTES);
+		if (r == &arena)
+			busy_block = *page_out / ISWF_BLOCK_PAGES;
 		return r;
 	}
 	return NULL;
@@ -99,98 +139,206 @@ static struct range make_range(uint32_t pages)
 	return r;
 }
 
-static void meanwhile(void);
+static void end_range(struct range *r)
+{
+	munmap(r->at, (size_t)r->pages * ISWF_PAGE_BYTES);
+	free(r->present);
+	free(r->poisoned);
+	free(r->value);
+}
 
-static int fake_move(char *to, char *from, size_t bytes, size_t *moved_out)
+static void meanwhile(void);
+static bool serve(void);
+
+static void wake(const struct range *r, uint32_t page)
+{
+	for (uint32_t i = 0; r == &arena && i <= depth; i++)
+		if (waiters[i].page == page)
+			waiters[i].woken = true;
+}
+
+/* F3: while an event is not served nothing of the arena may change. */
+static bool is_refused(const struct range *r)
+{
+	return r == &arena && events_count != 0;
+}
+
+static int fake_move(char *to, char *from, size_t bytes, size_t *done_out)
 {
 	uint32_t to_page, from_page, pages = (uint32_t)(bytes / ISWF_PAGE_BYTES), i;
 	struct range *t, *f;
+	int code = 0;
 
 	meanwhile();
+	*done_out = 0;
 	t = range_of(to, &to_page);
 	f = range_of(from, &from_page);
 	CHECK(t && f);
+	if (is_refused(t) || is_refused(f))
+		return -EAGAIN;
+	if (t == &arena && below(200) == 0)
+		return -EINVAL; /* it is locked, say */
 	for (i = 0; i < pages; i++) {
-		if (f->poisoned[from_page + i] || (f == &arena && below(400) == 0))
-			break;    /* nothing to move, or pinned */
+		CHECK(f != &arena || !model[from_page + i].foreign);
+		CHECK(t != &arena || !model[to_page + i].foreign);
 		if (f == &cradle) /* what lies there is written by the agent itself */
 			memcpy(&f->value[from_page + i],
 			       f->at + (size_t)(from_page + i) * ISWF_PAGE_BYTES, 8);
 		else if (!f->present[from_page + i])
 			continue;
-		CHECK(!t->present[to_page + i]); /* EEXIST: never seen */
+		code = t->present[to_page + i]                             ? -EEXIST
+		       : f->poisoned[from_page + i]                        ? -EFAULT
+		       : f == &arena && below(400) == 0 /* it is pinned */ ? -EBUSY
+									   : 0;
+		if (code != 0)
+			break;
 		t->present[to_page + i] = true;
 		t->value[to_page + i] = f->value[from_page + i];
 		f->present[from_page + i] = false;
+		wake(t, to_page + i);
 		if (f == &cradle) /* the next one there is a new page */
 			memset(f->at + (size_t)(from_page + i) * ISWF_PAGE_BYTES, 0, 8);
 	}
-	*moved_out = (size_t)i * ISWF_PAGE_BYTES;
-	return i < pages ? -EBUSY : 0;
+	*done_out = (size_t)i * ISWF_PAGE_BYTES;
+	return code;
 }
 
 /* From the agent's zeros, from the shadow, or from the ring: there a page begins with its value. */
-static int fake_copy(char *to, const char *from, size_t bytes)
+static int fake_copy(char *to, const char *from, size_t bytes, bool moved, size_t *done_out)
 {
 	uint32_t page, from_page;
 	struct range *t = range_of(to, &page), *f = range_of(from, &from_page);
 
 	meanwhile();
-	CHECK(t == &arena);
+	*done_out = 0;
+	CHECK(t == (moved ? &elsewhere : &arena));
+	if (is_refused(t))
+		return -EAGAIN;
 	for (uint32_t i = 0; i < bytes / ISWF_PAGE_BYTES; i++) {
-		if (t->present[page + i] || unmapped[page + i])
-			continue;
+		CHECK(t != &arena || !model[page + i].foreign);
+		if (t->present[page + i])
+			return -EEXIST;
+		if (below(1000) == 0)
+			return -ENOMEM;
+		CHECK(!f || f->present[from_page + i]); /* F6: else it would wait for the reader */
 		t->present[page + i] = true;
 		if (f)
 			t->value[page + i] = f->value[from_page + i];
 		else
 			memcpy(&t->value[page + i], from + (size_t)i * ISWF_PAGE_BYTES, 8);
+		wake(t, page + i);
+		*done_out += ISWF_PAGE_BYTES;
 	}
 	return 0;
 }
 
-static int fake_zero(char *at, size_t bytes)
+static int fake_zero(char *at)
 {
 	uint32_t page;
 	struct range *r = range_of(at, &page);
 
-	CHECK(r && bytes == ISWF_PAGE_BYTES);
+	CHECK(r);
+	if (is_refused(r))
+		return -EAGAIN;
+	if (r == &arena && (model[page].foreign || left[page / ISWF_BLOCK_PAGES]))
+		return -ENOENT;
 	if (r->present[page])
 		return -EEXIST;
 	r->present[page] = true;
 	r->value[page] = 0;
+	wake(r, page);
 	return 0;
 }
 
-static int fake_poison(char *at, size_t bytes)
+static int fake_poison(char *at, bool moved)
 {
 	uint32_t page;
 	struct range *r = range_of(at, &page);
 
-	CHECK(r == &arena && bytes == ISWF_PAGE_BYTES && !r->present[page]);
+	CHECK(r == (moved ? &elsewhere : &arena) && lossy);
+	if (is_refused(r))
+		return -EAGAIN;
+	if (r->present[page])
+		return -EEXIST;
 	r->present[page] = r->poisoned[page] = true;
+	wake(r, page);
 	return 0;
 }
 
 static void fake_wake(char *at, size_t bytes)
 {
-	(void)at, (void)bytes;
+	uint32_t page;
+	struct range *r = range_of(at, &page);
+
+	for (uint32_t i = 0; i < bytes / ISWF_PAGE_BYTES; i++)
+		wake(r, page + i);
 }
 
-static void fake_discard(char *at, size_t bytes, bool is_watched)
+static int fake_discard(char *at, size_t bytes, bool is_watched)
 {
 	uint32_t page;
 	struct range *r = range_of(at, &page);
 
 	meanwhile();
 	CHECK(r);
+	for (uint32_t i = 0; r == &arena && i < bytes / ISWF_PAGE_BYTES; i++) {
+		if (!model[page + i].foreign)
+			continue;
+		CHECK(events_count != 0); /* the agent has not heard of it yet */
+		return -ENOMEM;
+	}
 	for (uint32_t i = 0; i < bytes / ISWF_PAGE_BYTES; i++) {
-		CHECK(r != &arena || !unmapped[page + i]);
+		CHECK(r != &arena || model[page + i].changes);
 		CHECK(r != &arena || is_watched == !left[(page + i) / ISWF_BLOCK_PAGES]);
 		r->present[page + i] = r->poisoned[page + i] = false;
 		if (r == &cradle)
 			memset(r->at + (size_t)(page + i) * ISWF_PAGE_BYTES, 0, 8);
 	}
+	return 0;
+}
+
+static void fake_fill_holes(char *at, size_t bytes)
+{
+	uint32_t page;
+	struct range *r = range_of(at, &page);
+
+	CHECK(r == &shadow);
+	for (uint32_t i = 0; i < bytes / ISWF_PAGE_BYTES; i++) {
+		if (r->present[page + i])
+			continue;
+		r->present[page + i] = true;
+		r->value[page + i] = 0;
+	}
+}
+
+static void take_mapping(uint32_t page)
+{
+	arena.present[page] = arena.poisoned[page] = false;
+	model[page].foreign = true;
+	model[page].owned = false;
+}
+
+static int fake_unmap(char *at, size_t bytes)
+{
+	uint32_t page;
+
+	CHECK(range_of(at, &page) == &arena);
+	for (uint32_t i = 0; i < bytes / ISWF_PAGE_BYTES; i++) {
+		CHECK(model[page + i].changes || model[page + i].foreign);
+		take_mapping(page + i);
+	}
+	return 0;
+}
+
+/* Of what is the kernel's already. */
+static int fake_advise(char *at, size_t bytes, int advice)
+{
+	uint32_t page;
+
+	CHECK(range_of(at, &page) == &arena && advice == MADV_DONTNEED);
+	for (uint32_t i = 0; i < bytes / ISWF_PAGE_BYTES; i++)
+		CHECK(model[page + i].foreign);
+	return 0;
 }
 
 /* F2: an unregistered range has nothing elsewhere; from then on the kernel fills it. */
@@ -200,11 +348,23 @@ static int fake_leave(char *at, size_t bytes, bool children)
 	struct range *r = range_of(at, &page);
 
 	(void)children;
+	if (r == &elsewhere)
+		return 0;
 	CHECK(r == &arena);
+	if (below(20) == 0)
+		return -ENOMEM;
 	for (uint32_t i = 0; i < bytes / ISWF_PAGE_BYTES; i++)
-		CHECK((r->present[page + i] || model[page + i] == 0) && !unmapped[page + i]);
+		CHECK(r->present[page + i] || !model[page + i].owned || model[page + i].foreign ||
+		      model[page + i].changes || model[page + i].value == 0);
 	left[page / ISWF_BLOCK_PAGES] = true;
 	return 0;
+}
+
+static void fake_pause(uint64_t ns)
+{
+	now_ns += ns;
+	(void)serve();
+	meanwhile();
 }
 
 /* ------------------------------------------------------------------- the device */
@@ -222,9 +382,7 @@ static int device_write(uint32_t block, uint32_t first, uint32_t pages, const ch
 	if (below(60) == 0)
 		return -EIO;
 	for (uint32_t i = 0; i < pages; i++) {
-		/* A hole: the thread that copies faults there. */
-		while (!f->present[from + i])
-			iswf_fault(f->at + (size_t)(from + i) * ISWF_PAGE_BYTES);
+		CHECK(f->present[from + i]); /* F6: the thread that copies would fault */
 		device[block].value[first + i] = f->value[from + i];
 		device[block].lost[first + i] = lossy && below(5000) == 0;
 	}
@@ -245,6 +403,8 @@ static int device_read(uint32_t block, uint32_t first, uint32_t pages,
 			return pages == 1 ? -ENODATA : -EIO;
 		memcpy(ring + (size_t)i * ISWF_PAGE_BYTES, &device[block].value[first + i], 8);
 	}
+	busy_block = block;
+	meanwhile();
 	return take(ctx, ring);
 }
 
@@ -271,50 +431,19 @@ static const struct iswf_ops fake_ops = {
 	.poison = fake_poison,
 	.wake = fake_wake,
 	.discard = fake_discard,
+	.fill_holes = fake_fill_holes,
+	.unmap = fake_unmap,
+	.advise = fake_advise,
 	.leave = fake_leave,
+	.pause = fake_pause,
 	.ask = fake_ask,
 };
 
-/* ------------------------------------------------------------------- the program */
+/* ------------------------------------------------------------------- events */
 
-/* Touches the page: true when it is there, false when its block is busy or its bytes are lost. */
-static bool touch(uint32_t page)
+static char *page_at(const struct range *r, uint32_t page)
 {
-	char *at = arena.at + (size_t)page * ISWF_PAGE_BYTES;
-
-	for (uint32_t i = 0; !arena.present[page] && i < 4; i++) {
-		if (left[page / ISWF_BLOCK_PAGES]) {
-			arena.present[page] = true;
-			arena.value[page] = 0;
-		} else {
-			iswf_fault(at);
-		}
-	}
-	if (!arena.present[page])
-		return false;
-	if (arena.poisoned[page]) {
-		CHECK(lossy);
-		model[page] = UINT64_MAX;
-		return false;
-	}
-	return true;
-}
-
-static void look(uint32_t page)
-{
-	if (unmapped[page] || !touch(page))
-		return;
-	if (arena.value[page] != model[page])
-		fprintf(stderr, "page %u of block %u: %llu, not %llu\n", page % ISWF_BLOCK_PAGES,
-			page / ISWF_BLOCK_PAGES, (unsigned long long)arena.value[page],
-			(unsigned long long)model[page]);
-	CHECK_EQ(arena.value[page], model[page]);
-}
-
-static void change(uint32_t page)
-{
-	if (!unmapped[page] && touch(page))
-		arena.value[page] = model[page] = ++values;
+	return r->at + (size_t)page * ISWF_PAGE_BYTES;
 }
 
 static bool is_busy(uint32_t block)
@@ -322,100 +451,310 @@ static bool is_busy(uint32_t block)
 	return A->blocks[block].claimed;
 }
 
-static bool has_hole(uint32_t block)
+/* The call that is behind a discard ends: the kernel has forgotten the pages. */
+static void forget_later(const struct event *event)
 {
-	return iswf_mask_any(&A->blocks[block].hole);
+	for (uint32_t page = event->first; event->later && page < event->end; page++) {
+		model[page].changes = false;
+		if (event->lazy && arena.present[page] && !arena.poisoned[page] && below(2)) {
+			model[page].value = arena.value[page];
+			continue;
+		}
+		arena.present[page] = arena.poisoned[page] = false;
+		model[page].value = 0;
+	}
 }
 
-static void forget(uint32_t block, uint32_t first, uint32_t end)
+/* The first event, by one of the threads that serve; false: there is none, or its block is busy. */
+static bool serve(void)
+{
+	struct event event = events[0];
+
+	if (events_count == 0 || serving || is_busy(event.first / ISWF_BLOCK_PAGES))
+		return false;
+	serving = true;
+	if (event.later && below(2)) {
+		forget_later(&event);
+		event.later = false;
+	}
+	iswf_removed(page_at(&arena, event.first), page_at(&arena, event.end), event.unmaps,
+		     event.moves ? page_at(&elsewhere, event.first) : NULL);
+	memmove(events, events + 1, --events_count * sizeof(*events));
+	serving = false;
+	/* Before the kernel has forgotten them, other blocks and pages may have their turn. */
+	for (uint32_t i = below(20); event.later && i > 0; i--)
+		meanwhile();
+	forget_later(&event);
+	return true;
+}
+
+static void serve_all(void)
+{
+	while (serve())
+		;
+}
+
+/* Pages that are the program's alone, of one block, in which no call is under way. */
+static bool may_change(uint32_t first, uint32_t end)
 {
 	for (uint32_t page = first; page < end; page++)
-		model[block * ISWF_BLOCK_PAGES + page] = 0;
+		if (!model[page].owned || model[page].foreign || model[page].changes)
+			return false;
+	return events_count < EVENTS;
+}
+
+static void push(struct event event)
+{
+	events[events_count++] = event;
+}
+
+/* By a call that the agent only hears of afterwards: it may end before the agent has served it. */
+static void discard_behind(uint32_t first, uint32_t end)
+{
+	struct event event = {.first = first, .end = end, .later = true, .lazy = below(3) == 0};
+
+	if (left[first / ISWF_BLOCK_PAGES] || !may_change(first, end))
+		return;
+	for (uint32_t page = first; page < end; page++)
+		model[page].changes = true;
+	if (below(2)) {
+		forget_later(&event);
+		event.later = false;
+	}
+	push(event);
+}
+
+static void unmap_behind(uint32_t first, uint32_t end)
+{
+	if (left[first / ISWF_BLOCK_PAGES] || !may_change(first, end))
+		return;
+	for (uint32_t page = first; page < end; page++)
+		take_mapping(page);
+	push((struct event){.first = first, .end = end, .unmaps = true});
+}
+
+static void move_behind(uint32_t first, uint32_t end)
+{
+	if (left[first / ISWF_BLOCK_PAGES] || !may_change(first, end))
+		return;
+	for (uint32_t page = first; page < end; page++) {
+		elsewhere.present[page] = arena.present[page];
+		elsewhere.poisoned[page] = arena.poisoned[page];
+		elsewhere.value[page] = arena.value[page];
+		model[page].moved = true;
+		take_mapping(page);
+	}
+	push((struct event){.first = first, .end = end, .unmaps = true, .moves = true});
+}
+
+/* ------------------------------------------------------------------- the program */
+
+/* Touches the page: true when it is there, false when its block is busy or its bytes are lost. */
+static bool touch(uint32_t page)
+{
+	uint32_t block = page / ISWF_BLOCK_PAGES;
+
+	for (uint32_t i = 0; !arena.present[page] && i < 8; i++) {
+		if (left[block]) {
+			arena.present[page] = true;
+			arena.value[page] = 0;
+			break;
+		}
+		serve_all(); /* the fault was read behind these events */
+		if (events_count != 0 || is_busy(block))
+			return false;
+		waiters[depth].page = page;
+		waiters[depth].woken = false;
+		iswf_fault(page_at(&arena, page));
+		CHECK(waiters[depth].woken || is_busy(block)); /* else it waits for ever */
+		waiters[depth].page = PAGES;
+	}
+	if (!arena.present[page])
+		return false;
+	if (arena.poisoned[page]) {
+		CHECK(lossy);
+		model[page].value = LOST;
+		return false;
+	}
+	return true;
+}
+
+static bool is_still(uint32_t page)
+{
+	return model[page].owned && !model[page].foreign && !model[page].changes;
+}
+
+static void look(uint32_t page)
+{
+	if (!is_still(page) || !touch(page) || !is_still(page))
+		return;
+	if (arena.value[page] != model[page].value)
+		fprintf(stderr, "page %u of block %u: %llu, not %llu\n", page % ISWF_BLOCK_PAGES,
+			page / ISWF_BLOCK_PAGES, (unsigned long long)arena.value[page],
+			(unsigned long long)model[page].value);
+	CHECK_EQ(arena.value[page], model[page].value);
+}
+
+static void change(uint32_t page)
+{
+	if (is_still(page) && touch(page) && is_still(page))
+		arena.value[page] = model[page].value = ++values;
 }
 
 /* By the agent's own call. */
-static void discard(uint32_t block, uint32_t first, uint32_t end)
+static void discard(uint32_t first, uint32_t end)
 {
-	if (is_busy(block))
+	if (is_busy(first / ISWF_BLOCK_PAGES) || !may_change(first, end))
 		return;
 	for (uint32_t page = first; page < end; page++)
-		if (unmapped[block * ISWF_BLOCK_PAGES + page])
-			return;
-	pthread_mutex_lock(&A->lock);
-	iswf_discard(block, first, end, false);
-	pthread_mutex_unlock(&A->lock);
-	forget(block, first, end);
-}
-
-/* By a call that the agent only hears of afterwards. */
-static void discard_behind(uint32_t block, uint32_t first, uint32_t end)
-{
-	uint32_t base = block * ISWF_BLOCK_PAGES;
-
-	if (is_busy(block) || left[block] || has_hole(block))
-		return;
-	for (uint32_t page = base + first; page < base + end; page++)
-		arena.present[page] = arena.poisoned[page] = false;
-	iswf_removed(iswf_at(block) + (size_t)first * ISWF_PAGE_BYTES,
-		     iswf_at(block) + (size_t)end * ISWF_PAGE_BYTES, false, NULL);
-	forget(block, first, end);
-}
-
-static void unmap_behind(uint32_t block, uint32_t first, uint32_t end)
-{
-	uint32_t base = block * ISWF_BLOCK_PAGES;
-
-	if (is_busy(block) || left[block])
-		return;
-	for (uint32_t page = base + first; page < base + end; page++) {
-		arena.present[page] = false;
-		unmapped[page] = true;
+		model[page].changes = true;
+	CHECK_EQ(iswf_advise(page_at(&arena, first), (size_t)(end - first) * ISWF_PAGE_BYTES,
+			     MADV_DONTNEED),
+		 0);
+	for (uint32_t page = first; page < end; page++) {
+		model[page].value = 0;
+		model[page].changes = false;
 	}
-	iswf_removed(iswf_at(block) + (size_t)first * ISWF_PAGE_BYTES,
-		     iswf_at(block) + (size_t)end * ISWF_PAGE_BYTES, true, NULL);
 }
+
+/* What is handed out belongs to nobody else, and is zeros. */
+static void allocate(void)
+{
+	size_t bytes = below(3) ? 2 * ISWF_BLOCK_BYTES / (1 + below(3)) : 1 + below(1 << 20);
+	uint32_t i = below(ALLOCS), first, pages;
+	char *at;
+
+	if (allocs[i].pages != 0 ||
+	    (at = iswf_take(bytes, below(2) ? 0 : ISWF_BLOCK_BYTES)) == NULL)
+		return;
+	CHECK(range_of(at, &first) == &arena);
+	pages = (uint32_t)((bytes + ISWF_PAGE_BYTES - 1) / ISWF_PAGE_BYTES);
+	CHECK_EQ(iswf_size_of(at), pages);
+	CHECK_EQ(iswf_size_of(at + 16), 0); /* the kernel's own allocator may be there */
+	for (uint32_t page = first; page < first + pages; page++) {
+		CHECK(!model[page].owned && !model[page].foreign);
+		model[page].owned = true;
+		model[page].value = 0;
+	}
+	allocs[i].first = first;
+	allocs[i].pages = pages;
+}
+
+static bool may_free(uint32_t first, uint32_t end)
+{
+	for (uint32_t page = first; page < end; page++)
+		if (is_busy(page / ISWF_BLOCK_PAGES) || model[page].changes)
+			return false;
+	return true;
+}
+
+/* The allocation, and what was laid over it or unmapped before. */
+static void release(uint32_t i)
+{
+	uint32_t first = allocs[i].first, end = first + allocs[i].pages;
+
+	if (first == end || !may_free(first, end))
+		return;
+	for (uint32_t page = first; page < end; page++)
+		model[page].changes = model[page].owned;
+	/* Here the kernel's memory may be by now, so nothing but its own call may ask for it. */
+	if (iswf_size_of(page_at(&arena, first)) == allocs[i].pages && below(2))
+		iswf_give(page_at(&arena, first));
+	else
+		CHECK_EQ(
+			iswf_unmap(page_at(&arena, first), (size_t)(end - first) * ISWF_PAGE_BYTES),
+			0);
+	for (uint32_t page = first; page < end; page++) {
+		model[page].changes = false;
+		model[page].owned = false;
+	}
+	allocs[i].pages = 0;
+}
+
+/* ------------------------------------------------------------- rare: nothing else is under way */
 
 static void hand_back(uint32_t block)
 {
-	if (is_busy(block))
-		return;
 	pthread_mutex_lock(&A->lock);
-	iswf_hand_back(block, block + 1, true, ISWF_WHY_LOCKED);
+	iswf_hand_back(block, block + 1, true, ISWF_WHY_FORK);
 	pthread_mutex_unlock(&A->lock);
+}
+
+/* MAP_FIXED, over whatever is there: its pages are the kernel's, and are given to nobody. */
+static void lay_over(uint32_t first, uint32_t end)
+{
+	bool watched = !left[first / ISWF_BLOCK_PAGES];
+
+	serve_all();
+	for (uint32_t page = first; page < end; page++)
+		if (model[page].changes)
+			return;
+	for (uint32_t page = first; page < end; page++)
+		model[page].changes = true;
+	iswf_lay_over(page_at(&arena, first), (size_t)(end - first) * ISWF_PAGE_BYTES,
+		      ISWF_WHY_FIXED);
+	for (uint32_t page = first; page < end; page++) {
+		model[page].changes = false;
+		model[page].laid = true;
+		take_mapping(page);
+	}
+	if (watched && !left[first / ISWF_BLOCK_PAGES] && events_count < EVENTS)
+		push((struct event){.first = first, .end = end, .unmaps = true});
 }
 
 /* ------------------------------------------------------------------- the order */
 
+/* Pages of one block; half of the time of the one at which a handler is at work. */
+static void choose(uint32_t *first_out, uint32_t *end_out)
+{
+	uint32_t block = below(2) ? busy_block : below(BLOCKS), first = below(ISWF_BLOCK_PAGES);
+	uint32_t most = below(3) ? 16 : ISWF_BLOCK_PAGES, base = block * ISWF_BLOCK_PAGES;
+
+	if (most > ISWF_BLOCK_PAGES - first)
+		most = ISWF_BLOCK_PAGES - first;
+	*first_out = base + first;
+	*end_out = base + first + 1 + below(most);
+}
+
 static void step(bool rare)
 {
-	uint32_t block = below(BLOCKS), first = below(ISWF_BLOCK_PAGES);
-	uint32_t end = first + 1 + below(ISWF_BLOCK_PAGES - first);
-	uint32_t page = block * ISWF_BLOCK_PAGES + first, kind = below(rare ? 1000 : 950);
+	uint32_t first, end, kind = below(rare ? 1000 : 985);
 
-	if (kind < 250) {
-		look(page);
-	} else if (kind < 400) {
-		change(page);
-	} else if (kind < 450) {
-		for (uint32_t i = first; i < end; i++)
-			change(block * ISWF_BLOCK_PAGES + i);
-	} else if (kind < 500) {
-		for (uint32_t i = first; i < end; i++)
-			look(block * ISWF_BLOCK_PAGES + i);
-	} else if (kind < 650) {
+	choose(&first, &end);
+	if (kind < 230) {
+		look(first);
+	} else if (kind < 380) {
+		change(first);
+	} else if (kind < 430) {
+		for (uint32_t page = first; page < end; page++)
+			change(page);
+	} else if (kind < 480) {
+		for (uint32_t page = first; page < end; page++)
+			look(page);
+	} else if (kind < 630) {
 		(void)iswf_evict();
-	} else if (kind < 800) {
+	} else if (kind < 780) {
 		(void)iswf_send();
-	} else if (kind < 850) {
+	} else if (kind < 820) {
 		(void)iswf_drop();
+	} else if (kind < 860) {
+		discard(first, end);
 	} else if (kind < 900) {
-		discard(block, first, end);
-	} else if (kind < 950) {
-		discard_behind(block, first, end);
-	} else if (kind < 951) {
-		hand_back(block);
-	} else if (kind < 952) {
-		unmap_behind(block, first, end);
+		discard_behind(first, end);
+	} else if (kind < 940) {
+		(void)serve();
+	} else if (kind < 965) {
+		allocate();
+	} else if (kind < 980) {
+		release(below(ALLOCS));
+	} else if (kind < 981) {
+		unmap_behind(first, end);
+	} else if (kind < 983) {
+		move_behind(first, end);
+	} else if (kind == 998) {
+		hand_back(first / ISWF_BLOCK_PAGES);
+	} else if (kind == 999) {
+		lay_over(first, end);
 	}
 }
 
@@ -425,6 +764,7 @@ static void meanwhile(void)
 	if (depth >= DEPTH || below(3) != 0)
 		return;
 	depth++;
+	waiters[depth].page = PAGES;
 	step(false);
 	depth--;
 }
@@ -434,13 +774,16 @@ static void begin(void)
 	static struct iswf_block blocks[BLOCKS];
 
 	arena = make_range(PAGES);
+	elsewhere = make_range(PAGES);
 	shadow = make_range(ISWF_SHADOW_SLOTS * ISWF_BLOCK_PAGES);
 	cradle = make_range(ISWF_CRADLE_SLOTS * ISWF_BLOCK_PAGES);
 	memset(blocks, 0, sizeof(blocks));
 	memset(device, 0, sizeof(device));
 	memset(model, 0, sizeof(model));
-	memset(unmapped, 0, sizeof(unmapped));
+	memset(allocs, 0, sizeof(allocs));
 	memset(left, 0, sizeof(left));
+	events_count = busy_block = 0;
+	waiters[0].page = PAGES;
 	A->ops = &fake_ops;
 	A->arena = arena.at;
 	A->shadow = shadow.at;
@@ -452,37 +795,74 @@ static void begin(void)
 	A->full_until_ns = 0;
 	memset(A->queues, 0, sizeof(A->queues));
 	A->shadow_free_count = A->cradle_free_count = 0;
-	for (uint32_t i = 0; i < 3; i++) /* few, so that they are used again */
+	for (uint32_t i = 0; i < SLOTS; i++)
 		A->shadow_free[A->shadow_free_count++] = i;
 	for (uint32_t i = 0; i < ISWF_CRADLE_SLOTS; i++)
 		A->cradle_free[A->cradle_free_count++] = i;
-	for (uint32_t i = 0; i < BLOCKS; i++)
-		blocks[i].live = iswf_mask_range(0, ISWF_BLOCK_PAGES);
+	CHECK_EQ(iswf_arena_init(PAGES), 0);
+	for (uint32_t i = 0; i < ALLOCS; i++)
+		allocate();
+}
+
+static void check_page(const struct iswf_block *b, uint32_t block, uint32_t page)
+{
+	uint32_t number = block * ISWF_BLOCK_PAGES + page;
+	bool home = iswf_has(&b->home, page), aside = iswf_has(&b->aside, page);
+	bool far = iswf_has(&b->far, page), there = arena.present[number];
+
+	CHECK(home + aside + far <= 1);
+	CHECK(!aside || b->slot != 0);
+	if (events_count != 0 || model[number].changes)
+		return;
+	if (model[number].foreign) {
+		CHECK(iswf_has(&b->hole, page) && !home && !aside && !far);
+		/* The kernel's own allocator may be there by now. */
+		CHECK(model[number].laid || iswf_size_of(page_at(&arena, number)) == 0);
+		return;
+	}
+	CHECK(!iswf_has(&b->hole, page));
+	/* What is home and not there is zeros, as what nothing has; what is there is home. */
+	CHECK(!home || there || !model[number].owned || model[number].value == 0);
+	CHECK(!there || home || left[block] || b->unsure);
+}
+
+/* F12: what is free holds nothing of what was there before. */
+static void check_free_slots(void)
+{
+	for (uint32_t i = 0; i < A->shadow_free_count; i++)
+		for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
+			CHECK(!shadow.present[A->shadow_free[i] * ISWF_BLOCK_PAGES + page]);
 }
 
 /* Each page is at one place by the books, and the books are right. */
 static void check_books(void)
 {
 	int64_t held = 0;
+	uint32_t slots = A->shadow_free_count;
 
 	for (uint32_t block = 0; block < BLOCKS; block++) {
 		const struct iswf_block *b = &A->blocks[block];
 
 		CHECK(!b->claimed);
-		for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++) {
-			uint32_t where = iswf_has(&b->home, page) + iswf_has(&b->aside, page) +
-					 iswf_has(&b->far, page);
-
-			CHECK(where <= 1);
-			CHECK(!iswf_has(&b->aside, page) || b->slot != 0);
-			if (iswf_has(&b->home, page))
-				CHECK(arena.present[block * ISWF_BLOCK_PAGES + page]);
-		}
+		for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
+			check_page(b, block, page);
 		held += iswf_mask_count(&b->home) + (int64_t)iswf_mask_count(&b->aside);
+		slots += b->slot != 0;
 	}
 	CHECK_EQ(held, A->held_pages);
-	CHECK_EQ(A->shadow_free_count + A->queues[ISWF_Q_ASIDE].count, 3);
+	CHECK_EQ(slots, SLOTS);
 	CHECK_EQ(A->cradle_free_count, ISWF_CRADLE_SLOTS);
+	check_free_slots();
+}
+
+/* What the program has moved is there, or is zeros that the kernel fills in. */
+static void check_elsewhere(void)
+{
+	for (uint32_t page = 0; page < PAGES; page++) {
+		if (!model[page].moved || elsewhere.poisoned[page])
+			continue;
+		CHECK_EQ(elsewhere.present[page] ? elsewhere.value[page] : 0, model[page].value);
+	}
 }
 
 static void run(uint64_t seed, uint32_t steps)
@@ -497,25 +877,23 @@ static void run(uint64_t seed, uint32_t steps)
 		if (below(50) == 0)
 			now_ns += 2000000000;
 	}
+	serve_all();
+	CHECK_EQ(events_count, 0);
 	for (uint32_t page = 0; page < PAGES; page++)
 		look(page);
-	munmap(arena.at, (size_t)arena.pages * ISWF_PAGE_BYTES);
-	munmap(shadow.at, (size_t)shadow.pages * ISWF_PAGE_BYTES);
-	munmap(cradle.at, (size_t)cradle.pages * ISWF_PAGE_BYTES);
-	struct range *ranges[] = {&arena, &shadow, &cradle};
-
-	for (uint32_t i = 0; i < 3; i++) {
-		free(ranges[i]->present);
-		free(ranges[i]->poisoned);
-		free(ranges[i]->value);
-	}
+	serve_all();
+	check_elsewhere();
+	end_range(&arena);
+	end_range(&elsewhere);
+	end_range(&shadow);
+	end_range(&cradle);
 }
 
 int main(int argc, char **argv)
 {
 	uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;
 	uint64_t seeds = argc > 1 ? 1 : 60;
-	uint32_t steps = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 600;
+	uint32_t steps = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 2000;
 
 	for (uint64_t seed = first; seed < first + seeds; seed++) {
 		printf("seed %llu\n", (unsigned long long)seed);

@@ -4,7 +4,7 @@
  * preloaded that knows what must be in its memory. The agent is told that its cgroup is full, by
  * files that say so, and so evicts all that it can all the time; no limit is in force.
  *
- *     test_far_job [SEED]
+ *     test_far_job [SEED [CASE [NUMBER]]]
  */
 #include <errno.h>
 #include <linux/userfaultfd.h>
@@ -369,7 +369,9 @@ static bool kernel_moves(void)
 int main(int argc, char **argv)
 {
 	uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : iswi_now_ns() | 1;
-	static const char *const ways[] = {"fork", "behind", "protected", "descriptors", "spawn"};
+	static const char *const ways[] = {"fork",       "behind",    "protected", "descriptors",
+					   "spawn",      "laid_over", "hole",      "edges",
+					   "locked_all", "policies",  "moved",     "allocator"};
 
 	if (argc == 3 && !strcmp(argv[1], "live"))
 		return live((uint32_t)strtoul(argv[2], NULL, 10));
@@ -378,8 +380,14 @@ int main(int argc, char **argv)
 	printf("seed %llu\n", (unsigned long long)seed);
 	fflush(stdout);
 	make_directory();
+	if (argc >= 3) {
+		passes(argv[2], argc == 4 ? argv[3] : "0");
+		remove_directory();
+		return 0;
+	}
 	for (size_t i = 0; i < ISWI_ARRAY_LEN(ways); i++)
 		passes(ways[i], "0");
+	passes("edges", "1");
 	passes("model", "25");
 	a_killed_job_leaves_nothing();
 	lost_bytes_are_never_zeros();
