@@ -340,6 +340,9 @@ static int case_fork(uint32_t n)
 	struct buffer b = away(MALLOC, 4000), mapped_too = away(MMAP, 1000), later;
 
 	(void)n;
+	/* A block with a hole stays managed until the fork, and is the child's then, too. */
+	CHECK_EQ(syscall(SYS_munmap, mapped_too.at + 900 * PAGE, 100 * PAGE), 0);
+	mapped_too.pages = 900;
 	for (int i = 0; i < 3; i++) {
 		pid_t pid = fork();
 		void *at;
@@ -348,6 +351,7 @@ static int case_fork(uint32_t n)
 		CHECK(pid >= 0);
 		if (pid == 0) {
 			check_all(&b, "in a child");
+			check_all(&mapped_too, "with a hole, in a child");
 			write_page(&b, 5, 77);
 			check_page(&b, 5, "written by a child");
 			void *own = calloc(1, 8 * MIB); /* not the agent's here */
