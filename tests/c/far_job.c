@@ -14,6 +14,7 @@
 #include <linux/userfaultfd.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdatomic.h>
@@ -695,6 +696,64 @@ static int case_moved(uint32_t n)
 	return 0;
 }
 
+/* Pages that one thread discards behind the agent while another reads the whole buffer in order. */
+enum { SHARED_PAGES = 2048, DISCARDERS = 2 };
+
+static struct {
+	unsigned char *at;
+	atomic_bool end;
+} shared;
+
+static void *discard_and_look(void *arg)
+{
+	struct worker w = {.random = 88172645463325252ull + (uintptr_t)arg};
+
+	for (uint32_t i = 0; i < 4000; i++) {
+		uint32_t page = below(&w, SHARED_PAGES / DISCARDERS) * DISCARDERS;
+		unsigned char *at = shared.at + (page + (uintptr_t)arg) * (size_t)PAGE;
+
+		/* What it wrote long ago may be on its way back. */
+		CHECK_EQ(syscall(SYS_madvise, at, PAGE, MADV_DONTNEED), 0);
+		CHECK_EQ(at[8], 0);
+		at[8] = 1;
+		at[PAGE - 1] = 1;
+		if (below(&w, 8) == 0)
+			sched_yield();
+		CHECK_EQ(at[8] + at[PAGE - 1], 2);
+	}
+	return NULL;
+}
+
+static void *read_in_order(void *arg)
+{
+	volatile unsigned char *at = shared.at;
+
+	(void)arg;
+	while (!atomic_load(&shared.end))
+		for (uint32_t page = 0; page < SHARED_PAGES; page++)
+			(void)at[(size_t)page * PAGE];
+	return NULL;
+}
+
+static int case_discards(uint32_t n)
+{
+	pthread_t discarders[DISCARDERS], reader;
+
+	(void)n;
+	shared.at = malloc((size_t)SHARED_PAGES * PAGE);
+	CHECK(shared.at != NULL);
+	memset(shared.at, 1, (size_t)SHARED_PAGES * PAGE);
+	CHECK_EQ(pthread_create(&reader, NULL, read_in_order, NULL), 0);
+	for (uintptr_t i = 0; i < DISCARDERS; i++)
+		CHECK_EQ(pthread_create(&discarders[i], NULL, discard_and_look, (void *)i), 0);
+	for (uint32_t i = 0; i < DISCARDERS; i++)
+		pthread_join(discarders[i], NULL);
+	atomic_store(&shared.end, true);
+	pthread_join(reader, NULL);
+	free(shared.at);
+	return 0;
+}
+
 /* What programs expect of an allocator. */
 static int case_allocator(uint32_t n)
 {
@@ -844,7 +903,7 @@ int main(int argc, char **argv)
 		{"laid_over", case_laid_over}, {"hole", case_hole},
 		{"edges", case_edges},         {"locked_all", case_locked_all},
 		{"policies", case_policies},   {"moved", case_moved},
-		{"allocator", case_allocator},
+		{"allocator", case_allocator}, {"discards", case_discards},
 	};
 
 	CHECK(argc >= 2);
