@@ -49,10 +49,11 @@
 
 #include "far/ring.h"
 
-#define ISWF_NONE         UINT32_MAX
-#define ISWF_WORDS        (ISWF_BLOCK_PAGES / 64)
-#define ISWF_SHADOW_SLOTS 1024u
-#define ISWF_CRADLE_SLOTS 16u
+#define ISWF_NONE          UINT32_MAX
+#define ISWF_WORDS         (ISWF_BLOCK_PAGES / 64)
+#define ISWF_SHADOW_SLOTS  1024u
+#define ISWF_CRADLE_SLOTS  16u
+#define ISWF_EVICT_THREADS ISWF_WRITE_SLOTS
 
 struct iswf_mask {
 	uint64_t word[ISWF_WORDS];
@@ -132,6 +133,8 @@ struct iswf_agent {
 	int64_t budget_pages;   /* how many may be */
 	uint64_t full_until_ns; /* the device had no room: no eviction until then */
 	bool resting;           /* nothing leaves and nothing is taken any more */
+	bool ended;             /* and all is home */
+	uint32_t parked;        /* threads that evict and have nothing to do */
 	atomic_uint forks;      /* under way: likewise until they are done; seq_cst */
 	struct iswf_counts count;
 };
@@ -142,6 +145,12 @@ extern struct iswf_agent iswf_agent;
 static inline bool iswf_rests(void)
 {
 	return iswf_agent.resting || atomic_load(&iswf_agent.forks) != 0;
+}
+
+/* Threads that evict have nothing to do any more: a sandbox may forbid what they do. Lock held. */
+static inline bool iswf_has_ended(void)
+{
+	return iswf_agent.resting && iswf_agent.queues[ISWF_Q_DROP].count == 0;
 }
 
 /* ------------------------------------------------------------------- masks */
@@ -200,6 +209,9 @@ void iswf_hand_back(uint32_t first, uint32_t end, bool children, enum iswf_why w
  * them, to `to` (else NULL): there they are the kernel's from then on.
  */
 void iswf_removed(char *from, char *end, bool unmapped, char *to);
+void iswf_clocks_init(void); /* of the conditions, before any is waited for */
+/* Lock held: at most so long, below a second. */
+void iswf_wait(pthread_cond_t *cond, long ns);
 /* So many pages may be used now, or after a while. */
 void iswf_need(int64_t pages);
 

@@ -5,10 +5,12 @@
  * claimed block marks it as wanted: its release wakes the thread, which faults again if it has to.
  */
 #include <errno.h>
+#include <time.h>
 
 #include "far/blocks.h"
 
-#define ROOM_NS_MAX 200000000ull /* longest wait for memory: then the kernel swaps */
+#define ROOM_NS_MAX  200000000ull /* longest wait for memory: then the kernel swaps */
+#define ROOM_STEP_NS 5000000
 
 struct iswf_agent iswf_agent = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -135,13 +137,36 @@ void iswf_held_more(int64_t pages)
 		pthread_cond_signal(&A->work);
 }
 
+/* Not by the clock of day: somebody may set it back. */
+void iswf_clocks_init(void)
+{
+	pthread_condattr_t attr;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&A->room, &attr);
+	pthread_cond_init(&A->work, &attr);
+	pthread_condattr_destroy(&attr);
+}
+
+void iswf_wait(pthread_cond_t *cond, long ns)
+{
+	struct timespec until;
+
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_nsec += ns;
+	if (until.tv_nsec >= 1000000000) {
+		until.tv_nsec -= 1000000000;
+		until.tv_sec++;
+	}
+	pthread_cond_timedwait(cond, &A->lock, &until);
+}
+
 void iswf_need(int64_t pages)
 {
 	uint64_t begin = 0, now;
 
 	while (A->held_pages + pages > A->budget_pages && !iswf_rests()) {
-		struct timespec until;
-
 		now = iswf_now_ns();
 		if (begin == 0) {
 			begin = now;
@@ -150,13 +175,7 @@ void iswf_need(int64_t pages)
 		if (now - begin >= ROOM_NS_MAX || now < A->full_until_ns)
 			break;
 		pthread_cond_signal(&A->work);
-		clock_gettime(CLOCK_REALTIME, &until);
-		until.tv_nsec += 5000000;
-		if (until.tv_nsec >= 1000000000) {
-			until.tv_nsec -= 1000000000;
-			until.tv_sec++;
-		}
-		pthread_cond_timedwait(&A->room, &A->lock, &until);
+		iswf_wait(&A->room, ROOM_STEP_NS);
 	}
 	if (begin != 0)
 		iswf_count(&A->count.room_wait_ns, iswf_now_ns() - begin);

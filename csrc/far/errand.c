@@ -15,6 +15,9 @@
 #include "far/agent.h"
 #include "far/real.h"
 
+#define PARK_STEP_NS   1000000
+#define PARK_STEPS_MAX 1000u
+
 #define A (&iswf_agent)
 
 enum { SLOT_FREE, SLOT_TAKEN, SLOT_ASKED, SLOT_DONE };
@@ -43,7 +46,14 @@ static void bring_all_home(enum iswf_why why)
 	iswf_hand_back(0, A->blocks_count, true, why);
 	if (why == ISWF_WHY_ENDED)
 		iswf_retire();
+	A->ended = A->resting;
+	for (uint32_t i = 0; why == ISWF_WHY_ENDED && i < PARK_STEPS_MAX; i++) {
+		if (iswf_has_ended() && A->parked == ISWF_EVICT_THREADS)
+			break;
+		iswf_wait(&A->room, PARK_STEP_NS); /* a drop that fails is tried for ever */
+	}
 	pthread_mutex_unlock(&A->lock);
+	iswf_link_tell();
 }
 
 static int run(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)

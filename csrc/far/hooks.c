@@ -532,6 +532,8 @@ EXPORT int prctl(int option, ...)
 	for (int i = 0; i < 4; i++)
 		a[i] = va_arg(more, unsigned long);
 	va_end(more);
+	if (option == PR_SET_SECCOMP) /* it may forbid what the agent does */
+		iswf_end();
 	/* A name for a part of our range would split it. */
 	if (option == PR_SET_VMA && part_of((void *)a[1], a[2]).bytes != 0)
 		return 0;
@@ -547,6 +549,10 @@ EXPORT long syscall(long number, ...)
 	for (int i = 0; i < 6; i++)
 		a[i] = va_arg(more, long);
 	va_end(more);
+	if (number == SYS_seccomp) /* it may forbid what the agent does */
+		iswf_end();
+	if (number == SYS_mlockall)
+		return mlockall((int)a[0]);
 	if (number == SYS_close)
 		return close((int)a[0]);
 	if (number == SYS_close_range)

@@ -358,13 +358,24 @@ static bool come_back(void)
 	}
 }
 
+/* Nothing is far, nor will be. */
+static bool has_ended(void)
+{
+	bool ended;
+
+	pthread_mutex_lock(&iswf_agent.lock);
+	ended = iswf_agent.ended;
+	pthread_mutex_unlock(&iswf_agent.lock);
+	return ended;
+}
+
 void *iswf_link_main(void *arg)
 {
 	(void)arg;
 	do {
 		wait_for_end();
 		lose_ring();
-	} while (come_back());
+	} while (!has_ended() && come_back());
 	pthread_mutex_lock(&iswf_agent.lock);
 	iswf_agent.resting = true;
 	pthread_mutex_unlock(&iswf_agent.lock);

@@ -67,7 +67,7 @@ enum iswf_why {
 	ISWF_WHY_FIXED,     /* a mapping was laid over them */
 	ISWF_WHY_MOVED,     /* mremap of a part */
 	ISWF_WHY_ADVICE,    /* madvise */
-	ISWF_WHY_ENDED,     /* mlockall: nothing of the process is far from then on */
+	ISWF_WHY_ENDED,     /* mlockall, seccomp: nothing of the process is far from then on */
 	ISWF_WHY_PINNED,    /* the kernel refused to move them, again and again */
 	ISWF_WHY_STACK,     /* a thread's stack was made there */
 	ISWF_WHYS
@@ -128,6 +128,7 @@ enum iswf_off {
 	ISWF_OFF_THREADS,    /* a thread cannot be started */
 	ISWF_OFF_RESOURCES,  /* descriptors or memory are missing */
 	ISWF_OFF_DEVICE,     /* the device did not answer in time */
+	ISWF_OFF_SANDBOX,    /* seccomp: a filter of system calls */
 	ISWF_OFFS
 };
 

@@ -25,8 +25,7 @@
 
 #define VARIABLE      "INFINISWAP_FAR" /* JOB_FD:DEVICE_FD:CGROUP */
 #define FAULT_THREADS 2u
-#define EVICT_THREADS ISWF_WRITE_SLOTS
-#define THREADS       (3 + FAULT_THREADS + EVICT_THREADS)
+#define THREADS       (3 + FAULT_THREADS + ISWF_EVICT_THREADS)
 #define STACK_BYTES   (512u * 1024u) /* one may run the program's exit handlers */
 #define NICE_FAULTS   (-15)
 /* So many blocks lie aside, in a hundred of the budget, before the oldest is sent. */
@@ -108,22 +107,18 @@ static void *evict_main(void *arg)
 {
 	(void)arg;
 	for (;;) {
-		struct timespec until;
-
 		if (iswf_budget_look())
 			iswf_link_tell();
 		if (atomic_load_explicit(&main_left, memory_order_relaxed))
 			end_if_alone();
 		if (work_once())
 			continue;
-		clock_gettime(CLOCK_MONOTONIC, &until);
-		until.tv_nsec += WORK_NS;
-		if (until.tv_nsec >= 1000000000) {
-			until.tv_nsec -= 1000000000;
-			until.tv_sec++;
-		}
 		pthread_mutex_lock(&A->lock);
-		pthread_cond_timedwait(&A->work, &A->lock, &until);
+		A->parked++;
+		do
+			iswf_wait(&A->work, WORK_NS);
+		while (iswf_has_ended() && !atomic_load(&main_left));
+		A->parked--;
 		pthread_mutex_unlock(&A->lock);
 	}
 	return NULL;
@@ -137,7 +132,7 @@ static const struct thread_kind {
 } kinds[] = {
 	{"far-read", iswf_reader_main, 1, true},
 	{"far-fault", fault_main, FAULT_THREADS, true},
-	{"far-evict", evict_main, EVICT_THREADS, false},
+	{"far-evict", evict_main, ISWF_EVICT_THREADS, false},
 	{"far-link", iswf_link_main, 1, false},
 	{"far-errand", iswf_errand_main, 1, false},
 };
@@ -251,13 +246,10 @@ static void in_child(void)
 /* What is freed from now on is unmapped: there is an agent still. */
 void iswf_end(void)
 {
-	int phase;
-
-	while ((phase = atomic_load(&iswf_phase)) == ISWF_STARTING)
+	while (atomic_load(&iswf_phase) == ISWF_STARTING)
 		sched_yield();
-	if (phase != ISWF_ON)
-		return;
-	(void)iswf_do_errand(ISWF_ALL_HOME, NULL, 0, ISWF_WHY_ENDED);
+	if (atomic_load(&iswf_phase) == ISWF_ON)
+		(void)iswf_do_errand(ISWF_ALL_HOME, NULL, 0, ISWF_WHY_ENDED);
 }
 
 /* ------------------------------------------------------------------- start */
@@ -344,16 +336,6 @@ static void undo(void)
 	iswf_memory_close();
 }
 
-static void use_monotonic_clock(void)
-{
-	pthread_condattr_t attr;
-
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&A->work, &attr);
-	pthread_condattr_destroy(&attr);
-}
-
 bool iswf_start(void)
 {
 	struct settings settings;
@@ -367,7 +349,7 @@ bool iswf_start(void)
 	    !atomic_compare_exchange_strong(&iswf_phase, &phase, ISWF_STARTING))
 		return false;
 	A->ops = &iswf_real_ops;
-	use_monotonic_clock();
+	iswf_clocks_init();
 	known = read_settings(&settings);
 	if (known)
 		off = set_up(&settings);

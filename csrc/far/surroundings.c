@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -80,6 +81,9 @@ enum iswf_off iswf_look_around(uint32_t *blocks_max_out)
 		(uint64_t)(ISWF_SHADOW_SLOTS + ISWF_CRADLE_SLOTS) * ISWF_BLOCK_BYTES;
 	uint64_t left, data;
 
+	/* A filter of system calls may end the process for one that only the agent makes. */
+	if (prctl(PR_GET_SECCOMP) != 0)
+		return ISWF_OFF_SANDBOX;
 	if (locks_all())
 		return ISWF_OFF_LOCKED;
 	if (kernel_commits_strictly())

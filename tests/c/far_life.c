@@ -13,6 +13,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -20,6 +22,7 @@
 #include <spawn.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -559,6 +562,56 @@ static int case_locked(void)
 	return goes_without();
 }
 
+/* It allows what this program does, and ends a thread that does what only an agent does. */
+static void enter_sandbox(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 2, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pread64, 1, 0),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+	};
+	struct sock_fprog program = {sizeof(code) / sizeof(code[0]), code};
+
+	CHECK_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+	CHECK_EQ(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program),
+		 0);
+}
+
+static int case_sandbox(void)
+{
+	unsigned char *at = away(BYTES, 22), *more;
+
+	enter_sandbox();
+	CHECK(holds(at, BYTES, 22));
+	more = away(BYTES, 23);
+	CHECK(holds(at, BYTES, 22) && holds(more, BYTES, 23));
+	free(at);
+	free(more);
+	return 0;
+}
+
+static int case_in_sandbox(void)
+{
+	enter_sandbox();
+	return goes_without();
+}
+
+/* mlockall() of a program that has memory which is far; what it frees is the kernel's. */
+static int case_locks_all(void)
+{
+	unsigned char *at = away(BYTES, 24);
+
+	CHECK_EQ(mlockall(MCL_CURRENT | MCL_LATE), 0);
+	CHECK(holds(at, BYTES, 24));
+	fill(at, BYTES, 25);
+	pause_ms(100);
+	CHECK(holds(at, BYTES, 25));
+	free(at);
+	return 0;
+}
+
 static int case_few_addresses(void)
 {
 	limit(RLIMIT_AS, (rlim_t)4096 * MIB);
@@ -675,6 +728,9 @@ int main(int argc, char **argv)
 		{"main-leaves", case_main_leaves},
 		{"no-threads", case_no_threads},
 		{"locked", case_locked},
+		{"sandbox", case_sandbox},
+		{"in-sandbox", case_in_sandbox},
+		{"locks-all", case_locks_all},
 		{"few-addresses", case_few_addresses},
 		{"little-data", case_little_data},
 		{"many-addresses", case_many_addresses},

@@ -54,6 +54,7 @@ struct stand_in {
 	pthread_mutex_t lock; /* the rest */
 	enum stand_in_mood mood;
 	bool stopping, speaks; /* says an empty packet to each client */
+	bool is_changed;       /* the thread has not looked at that yet */
 	struct stand_in_client clients[STAND_IN_CLIENTS];
 	struct stand_in_counts counts;
 };
@@ -121,14 +122,16 @@ static inline void stand_in_hang_up(struct stand_in_client *c)
 
 static inline void stand_in_end(struct stand_in *s, struct stand_in_client *c)
 {
-	const struct iswf_told *told = &c->ring->told;
+	const struct iswf_told *told = c->ring == NULL ? NULL : &c->ring->told;
 
 	s->counts.ends++;
-	s->counts.out += atomic_load(&told->pages_out);
-	s->counts.in += atomic_load(&told->pages_in);
-	s->counts.lost += atomic_load(&told->pages_lost);
-	for (uint32_t why = 0; why < ISWF_WHYS; why++)
-		s->counts.back[why] += atomic_load(&told->pages_back[why]);
+	if (told != NULL) {
+		s->counts.out += atomic_load(&told->pages_out);
+		s->counts.in += atomic_load(&told->pages_in);
+		s->counts.lost += atomic_load(&told->pages_lost);
+		for (uint32_t why = 0; why < ISWF_WHYS; why++)
+			s->counts.back[why] += atomic_load(&told->pages_back[why]);
+	}
 	stand_in_hang_up(c);
 	for (uint32_t i = 0; i < STAND_IN_BLOCKS; i++)
 		free(c->blocks[i]);
@@ -252,7 +255,7 @@ static inline void stand_in_change(struct stand_in *s)
 		else if (s->speaks && c->ring != NULL)
 			CHECK_EQ(send(c->sock, "", 0, MSG_NOSIGNAL), 0);
 	}
-	s->speaks = false;
+	s->speaks = s->is_changed = false;
 }
 
 static inline void *stand_in_main(void *arg)
@@ -325,20 +328,34 @@ static inline void stand_in_wake(struct stand_in *s)
 	CHECK_EQ(write(s->changed, &one, sizeof(one)), 8);
 }
 
-static inline void stand_in_set(struct stand_in *s, enum stand_in_mood mood)
+/* When it returns, it is so. */
+static inline void stand_in_apply(struct stand_in *s, enum stand_in_mood mood, bool speaks)
 {
+	const struct timespec tick = {.tv_nsec = 100000};
+	bool done = false;
+
 	pthread_mutex_lock(&s->lock);
 	s->mood = mood;
+	s->speaks = speaks;
+	s->is_changed = true;
 	pthread_mutex_unlock(&s->lock);
 	stand_in_wake(s);
+	while (!done) {
+		nanosleep(&tick, NULL);
+		pthread_mutex_lock(&s->lock);
+		done = !s->is_changed;
+		pthread_mutex_unlock(&s->lock);
+	}
+}
+
+static inline void stand_in_set(struct stand_in *s, enum stand_in_mood mood)
+{
+	stand_in_apply(s, mood, false);
 }
 
 static inline void stand_in_speak(struct stand_in *s)
 {
-	pthread_mutex_lock(&s->lock);
-	s->speaks = true;
-	pthread_mutex_unlock(&s->lock);
-	stand_in_wake(s);
+	stand_in_apply(s, STAND_IN_SERVES, true);
 }
 
 static inline struct stand_in_counts stand_in_counts(struct stand_in *s)
@@ -370,7 +387,7 @@ static inline struct stand_in_counts stand_in_stop(struct stand_in *s)
 	stand_in_wake(s);
 	pthread_join(s->thread, NULL);
 	for (uint32_t i = 0; i < STAND_IN_CLIENTS; i++)
-		if (s->clients[i].ring != NULL)
+		if (s->clients[i].used)
 			stand_in_end(s, &s->clients[i]);
 	if (s->job >= 0)
 		close(s->job);

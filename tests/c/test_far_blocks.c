@@ -895,6 +895,7 @@ int main(int argc, char **argv)
 	uint64_t seeds = argc > 1 ? 1 : 60;
 	uint32_t steps = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 2000;
 
+	iswf_clocks_init();
 	for (uint64_t seed = first; seed < first + seeds; seed++) {
 		printf("seed %llu\n", (unsigned long long)seed);
 		fflush(stdout);

@@ -187,6 +187,14 @@ static struct stand_in_counts has_agents(const char *name, uint32_t agents)
 	return counts;
 }
 
+/* All that was far came home, and stays there. */
+static void has_agent_until(const char *name)
+{
+	struct stand_in_counts counts = has_agents(name, 1);
+
+	CHECK(counts.back[ISWF_WHY_ENDED] >= PAGES_MIN);
+}
+
 /* The program goes on without an agent, of which nothing is left; the device is told why. */
 static void has_none(const char *name, enum iswf_off off)
 {
@@ -229,10 +237,13 @@ static void limits_refuse(void)
 	if (geteuid() == 0)
 		has_none("no-threads", ISWF_OFF_THREADS);
 	has_none("locked", ISWF_OFF_LOCKED);
+	has_none("in-sandbox", ISWF_OFF_SANDBOX);
 	has_none("few-addresses", ISWF_OFF_ADDRESSES);
 	has_none("little-data", ISWF_OFF_ADDRESSES);
 	(void)has_agents("many-addresses", 1);
 	has_none("unset", ISWF_OFF_NONE);
+	has_agent_until("sandbox");
+	has_agent_until("locks-all");
 }
 
 static void a_device_that_cannot_serve(void)
