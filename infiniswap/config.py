@@ -27,7 +27,7 @@ from infiniswap.config_values import convert, nearest
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.fields import LABEL_LENGTH_MAX, is_label
 from infiniswap.keys import Keys
-from infiniswap.own_code import CODE_OWNER, changeable_by, trusted_users
+from infiniswap.own_code import CODE_OWNER, FAR_VARIABLE, changeable_by, trusted_users
 from infiniswap.peers import read_peers
 from infiniswap.rights import refused_reading
 from infiniswap.secret import (
@@ -54,7 +54,7 @@ from infiniswap.units import (
 DEFAULT_PATH: Final = Path("/etc/infiniswap/infiniswap.toml")
 
 _ENV_PREFIX = "INFINISWAP_"
-_ENV_NOT_KEYS = frozenset({"INFINISWAP_CONFIG", "INFINISWAP_CI", CODE_OWNER})
+_ENV_NOT_KEYS = frozenset({"INFINISWAP_CONFIG", "INFINISWAP_CI", CODE_OWNER, FAR_VARIABLE})
 _ENV_OTHERS_PREFIXES = ("INFINISWAP_TEST_", "INFINISWAP_VM")
 _CONFIG_FILE_BYTES_MAX = MIB
 

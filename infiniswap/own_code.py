@@ -30,6 +30,10 @@ INSTALL_DIR: Final = "/opt/infiniswap"
 
 CODE_OWNER: Final = "INFINISWAP_CODE_OWNER"
 
+FAR_VARIABLE: Final = "INFINISWAP_FAR"
+"""By it the programs of a job find far memory (csrc/far/start.c). Commands of ours drop it at once,
+so they have no agent where a job starts one."""
+
 
 def trusted_users(environ: Mapping[str, str]) -> set[int]:
     """Numbers of the users whose code root may run: root, who called sudo, and CODE_OWNER."""

@@ -23,7 +23,7 @@ import infiniswap.cli
 from infiniswap.cli.common.output import OutputError, is_reader_gone, open_standard_streams
 from infiniswap.cli.common.parser import Parser
 from infiniswap.errors import InfiniswapError, MemoryLimitError, NotFoundError, SystemCallError
-from infiniswap.own_code import check_own_code, trusted_users
+from infiniswap.own_code import FAR_VARIABLE, check_own_code, trusted_users
 
 _FIRST = (
     *("daemon", "device", "run", "status", "top", "ui", "donor"),
@@ -96,6 +96,7 @@ def report(error: InfiniswapError) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
+    os.environ.pop(FAR_VARIABLE, None)
     open_standard_streams()
     code = 0
     try:

@@ -95,6 +95,8 @@ class FarRow(Struct, frozen=True, kw_only=True):
         jobs: that may use it.
         processes: that have far memory, or had it when another process of the device took over.
         problem: why it is not served now; empty: it is.
+        counts: what the processes say of themselves, those that have ended too (struct isw_far_told
+            by name). They go on over a take-over, and are less until all have come back.
     """
 
     bytes: int
@@ -102,6 +104,7 @@ class FarRow(Struct, frozen=True, kw_only=True):
     jobs: int
     processes: int
     problem: str = ""
+    counts: dict[str, int] = {}
 
 
 class DeviceStatus(Struct, frozen=True, kw_only=True):

@@ -93,8 +93,9 @@ def test_it_brings_the_libraries_that_it_links_and_leaves_openssl_and_verbs_to_t
     assert set(patchelf("needed", extension)) == own | {"libc.so.6"}
     assert patchelf("rpath", extension) == ["$ORIGIN/../../infiniswap.libs"]
     holder = unpacked / "infiniswap" / "device" / "infiniswap-holder"
-    assert set(elf_files(unpacked)) == {extension, holder, *libraries.values()}
-    for path in (holder, *libraries.values()):
+    agent = unpacked / "infiniswap" / "device" / "libinfiniswap-far.so"
+    assert set(elf_files(unpacked)) == {extension, holder, agent, *libraries.values()}
+    for path in (holder, agent, *libraries.values()):
         assert (patchelf("needed", path), patchelf("rpath", path)) == (["libc.so.6"], [])
     (licenses,) = unpacked.glob("*.dist-info/licenses")
     names = {path.name for path in licenses.iterdir()}
@@ -148,6 +149,8 @@ def test_an_installation_needs_no_compiler_and_lacks_no_part(installed: Path) ->
     assert features == ["fuse", "nbd", "nbd-socket", "rdma", "seal", "ublk", "uring"]
     (holder,) = installed.glob("lib/python*/site-packages/infiniswap/device/infiniswap-holder")
     assert os.access(holder, os.X_OK)
+    (agent,) = installed.glob("lib/python*/site-packages/infiniswap/device/libinfiniswap-far.so")
+    assert agent.stat().st_mode & 0o444 == 0o444
     assert (installed / "share" / "man" / "man1" / "infiniswap.1").exists()
     done = ran(installed / "bin" / "infiniswap", "doctor", "--help", env=bare)
     assert done.returncode == 0, done.stderr

@@ -69,7 +69,7 @@ function _shtab__infiniswap_using
 end
 
 set -g _shtab__infiniswap_commands daemon device 'device start' 'device list' 'device show' 'device stop' 'device reload' 'device restart' 'device remove' run status top ui donor 'donor leases' 'donor drain' 'donor undrain' 'donor ticket' doctor init invite join config 'config check' service 'service install' 'service uninstall' demo plan simulate
-set -g _shtab__infiniswap_opts_with_value --after --authority --backup --certificate --config --connections --copies --data-port --days --device --dir --donor --donors --frontend --headroom --host --json --listen --local --memory-cgroup --metrics-listen --name --peers --pid --plot --pool --prepare --priority --processes --ready-file --role --root --secret --secret-file --seed --seeds --session-key --size --slab --slabs --slowdown --staging --summary-json --tenant --transport
+set -g _shtab__infiniswap_opts_with_value --after --authority --backup --certificate --config --connections --copies --data-port --days --device --dir --donor --donors --frontend --headroom --host --json --listen --local --memory-cgroup --metrics-listen --name --paging --peers --pid --plot --pool --prepare --priority --processes --ready-file --role --root --secret --secret-file --seed --seeds --session-key --size --slab --slabs --slowdown --staging --summary-json --tenant --transport
 
 complete -c infiniswap -e
 complete -c infiniswap -f
@@ -144,6 +144,7 @@ complete -c infiniswap -n '_shtab__infiniswap_using device remove; and test $_sh
 complete -c infiniswap -n '_shtab__infiniswap_using; and test $_shtab__infiniswap_npos -eq 0' -a run -d 'run a command with more memory than its limit'
 complete -c infiniswap -n '_shtab__infiniswap_using run' -s h -l help -d 'show this help message and exit'
 complete -c infiniswap -n '_shtab__infiniswap_using run' -l local -x -d 'memory limit of the job: a size such as 4G, or a share such as 50% of this host'"'"'s memory (of the limit of a cgroup around this shell, where that is lower)'
+complete -c infiniswap -n '_shtab__infiniswap_using run' -l paging -xka "far swap" -d 'how memory leaves: swap is the kernel'"'"'s, page by page; far also moves the command'"'"'s large memory in blocks of 2 MiB by a library in its programs (default swap)'
 complete -c infiniswap -n '_shtab__infiniswap_using run' -l device -xka "(_infiniswap_devices)" -d 'page to this running swap device instead of making one'
 complete -c infiniswap -n '_shtab__infiniswap_using run' -l size -x -d 'size of the swap device (default: 4 times --local, less where donors or the disk have less room)'
 complete -c infiniswap -n '_shtab__infiniswap_using run' -l donors -xka "(_infiniswap_donors)" -d 'addresses or names of the donors'

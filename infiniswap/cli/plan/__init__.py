@@ -64,7 +64,7 @@ def add_parser(subparsers: Any) -> None:
         "--plot", type=Path, metavar="FILE", help="draw the curves to this PNG file"
     )
     parser.add_argument("command_line", nargs=argparse.REMAINDER, metavar="[--] COMMAND...")
-    parser.set_defaults(quiet=True, local="", summary_json=None)
+    parser.set_defaults(quiet=True, local="", summary_json=None, paging="swap")
 
 
 def run(args: argparse.Namespace) -> int:

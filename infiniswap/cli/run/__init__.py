@@ -2,9 +2,9 @@
 """`infiniswap run`: an unmodified job with far more memory than its limit.
 
 This process prepares and reports. The device's process watches this one and cleans up, so that
-nothing is left behind whenever this one is killed. `device` joins or starts the swap device, `job`
-runs the command, `live_line` prints meanwhile; `dry_run` says what they would do. `infiniswap plan`
-enters by `with_device`, no other module does.
+nothing is left behind whenever this one is killed. `far` looks at what --paging far needs, `device`
+joins or starts the swap device, `job` runs the command, `live_line` prints meanwhile; `dry_run`
+says what they would do. `infiniswap plan` enters by `with_device`, no other module does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from infiniswap import config as configuration
 from infiniswap.cli.common.parser import add_shared, named
 from infiniswap.cli.device.options import add_device_options, load_config
-from infiniswap.cli.run import device, dry_run
+from infiniswap.cli.run import device, dry_run, far
 from infiniswap.cli.run import job as run_job
 from infiniswap.cli.run.live_line import say
 from infiniswap.cli.run.local import Local, parse_local
@@ -53,6 +53,13 @@ def add_parser(subparsers: Any) -> None:
         metavar="SIZE",
         help="memory limit of the job: a size such as 4G, or a share such as 50%% of this host's "
         "memory (of the limit of a cgroup around this shell, where that is lower)",
+    )
+    parser.add_argument(
+        "--paging",
+        choices=("far", "swap"),
+        default="swap",
+        help="how memory leaves: swap is the kernel's, page by page; far also moves the command's "
+        "large memory in blocks of 2 MiB by a library in its programs (default swap)",
     )
     add_device_choice(parser, "4 times --local, less where donors or the disk have less room")
     parser.add_argument(
@@ -101,18 +108,23 @@ def run(args: argparse.Namespace) -> int:
         )
     user = None if is_member else sudo.invoking_user(os.environ)
     job.check_command(command, user)
+    wish = far.wanted(args, command, user, local.limit_bytes)
     config = load_config(args)
     if local.note and not args.quiet:
         say(local.note)
     if user is not None and not args.quiet:
         say(f"the command runs as {user.name}, who called sudo")
+    if wish is not None and wish.unfit and not args.quiet:
+        say(f"warning: {wish.unfit}. It runs with swap alone")
     if args.dry_run:
         check_summary_file(args.summary_json, user)
-        request = RunRequest(args, command, user, is_member, local.limit_bytes, None)
+        request = RunRequest(args, command, user, is_member, local.limit_bytes, None, far=wish)
         return dry_run.run(request, config)
     try:
         with ending_signals_raise(), open_summary_file(args.summary_json, user) as summary_file:
-            request = RunRequest(args, command, user, is_member, local.limit_bytes, summary_file)
+            request = RunRequest(
+                args, command, user, is_member, local.limit_bytes, summary_file, far=wish
+            )
             return with_device(request, config)
     except EndingSignal as error:
         return 128 + error.number

@@ -24,7 +24,7 @@ from infiniswap.device.control import client, launch, member_client
 from infiniswap.device.jobs import beside, cost, usage
 from infiniswap.device.process import runs
 from infiniswap.device.spec import rundir
-from infiniswap.device.spec.spec import DeviceSpec, named_text
+from infiniswap.device.spec.spec import FAR_BLOCK_BYTES, DeviceSpec, check_size, named_text
 from infiniswap.discovery.find import find
 from infiniswap.errors import (
     ConflictError,
@@ -109,7 +109,7 @@ def new_spec(
     why = ""
     if args.size is None:
         backup = backup_path(args.backup, paths)
-        size_bytes, why = _choose_size(config, request.local_bytes, backup)
+        size_bytes, why = _choose_size(request, config, backup)
     else:
         size_bytes = parse_page_size(args.size)
     spec = make_spec(
@@ -123,6 +123,8 @@ def new_spec(
         job=request.command[0],
     )
     spec = msgspec.structs.replace(spec, needs_donors=request.needs_donors)
+    if request.goes_far:
+        spec = _with_far_memory(spec)
     return inherit.recorded(spec, others), paths, why
 
 
@@ -176,15 +178,25 @@ def too_dear(spec: DeviceSpec) -> Iterator[str]:
         )
 
 
+def _with_far_memory(spec: DeviceSpec) -> DeviceSpec:
+    """The device with as much far memory as swap: a job may have all that is not local in either.
+    Both take slabs and disk as they are used."""
+    far_bytes = spec.size_bytes // FAR_BLOCK_BYTES * FAR_BLOCK_BYTES
+    check_size(spec.size_bytes, spec.config.device.slab_bytes, far_bytes)
+    return msgspec.structs.replace(spec, far_bytes=far_bytes)
+
+
 def _choose_size(
-    config: configuration.Config, local_bytes: int, backup: str | None
+    request: RunRequest, config: configuration.Config, backup: str | None
 ) -> tuple[int, str]:
-    """min(4 x local, what donors can lend, 80 % of free disk), in whole MiB; and which it is."""
+    """min(4 x local, what donors can lend, 80 % of free disk), in whole MiB; and which it is. The
+    disk holds far memory beside that."""
+    local_bytes, areas = request.local_bytes, 2 if request.goes_far else 1
     lendable_bytes, reasons = asyncio.run(_lendable(config, find(config).require()))
     choices = {
         f"{_LOCAL_TIMES} x --local": _LOCAL_TIMES * local_bytes,
         "what the donors can lend": lendable_bytes,
-        **_disk_choice(backup),
+        **{why: size_bytes // areas for why, size_bytes in _disk_choice(backup).items()},
     }
     size_bytes, why = usage.choose_size(choices)
     if size_bytes == 0:

@@ -20,7 +20,7 @@ from infiniswap.device.jobs import beside, cost
 from infiniswap.device.jobs.cost import Cost
 from infiniswap.device.jobs.started_by import started_by
 from infiniswap.device.spec import rundir
-from infiniswap.device.spec.spec import DeviceSpec
+from infiniswap.device.spec.spec import FAR_BLOCK_BYTES, DeviceSpec
 from infiniswap.system.job_cgroup import systemd_makes_them
 from infiniswap.system.memory import memory_hierarchy
 from infiniswap.units import counted, format_size, format_size_short
@@ -53,6 +53,8 @@ class DevicePlan:
         joined: whether it runs already.
         size_why: what has decided the size; empty: --size, or it runs already.
         slabs: that it has.
+        far_bytes: of far memory, beside the swap area; 0: there is none.
+        far_why: why the command has none though --paging far asks for it; empty: nothing.
         backup: file or block device; None: there is none.
         backup_needs_bytes: are taken there at the start.
         backup_free_bytes: are free there; None: a block device, or the device runs already.
@@ -66,6 +68,8 @@ class DevicePlan:
     size_why: str
     slab_bytes: int
     slabs: int
+    far_bytes: int
+    far_why: str
     backup: str | None
     backup_needs_bytes: int
     backup_free_bytes: int | None
@@ -165,6 +169,8 @@ def _new(
         size_why=why,
         slab_bytes=spec.config.device.slab_bytes,
         slabs=spec.slab_count,
+        far_bytes=spec.far_bytes,
+        far_why="" if request.far is None else request.far.unfit,
         backup=spec.backup,
         backup_needs_bytes=0 if spec.backup is None else spec.engine_bytes,
         backup_free_bytes=found.backup_free_bytes,
@@ -193,6 +199,8 @@ def _joined(request: RunRequest, status: DeviceStatus) -> Plan:
         size_why="",
         slab_bytes=status.slab_bytes,
         slabs=sum(status.slabs.values()),
+        far_bytes=0,  # --device and --paging far exclude each other
+        far_why="",
         backup=status.backup,
         backup_needs_bytes=0,
         backup_free_bytes=None,
@@ -241,11 +249,18 @@ def describe(plan: Plan) -> Iterator[str]:
     why = f" ({its.size_why})" if its.size_why else ""
     slabs = f"{counted(its.slabs, 'slab')} of {format_size(its.slab_bytes)}"
     yield f"device     {its.name}, {state}: {format_size(its.size_bytes)}{why}, {slabs}"
+    if its.far_bytes:
+        yield (
+            f"far        {format_size(its.far_bytes)} beside that for memory that leaves in blocks "
+            f"of {format_size(FAR_BLOCK_BYTES)}"
+        )
+    if its.far_why:
+        yield f"far        none: {its.far_why}. It would run with swap alone"
     for donor in plan.donors:
         yield f"donor      {_donor(its, donor)}"
     yield f"backup     {_backup(its)}"
     if plan.cost is not None:
-        yield f"cost       {_cost(plan.cost)}"
+        yield f"cost       {_cost(plan.cost, its)}"
     yield f"pages      {'sealed' if its.sealed else 'not sealed'} before they leave this host"
     yield f"swap       priority {its.priority}"
     yield f"front end  {its.frontend} ({its.frontend_why})"
@@ -269,10 +284,15 @@ def _donor(its: DevicePlan, donor: DonorAnswer) -> str:
     return f"{name}: {donor.slabs} {what} ({held}){by}"
 
 
-def _cost(its: Cost) -> str:
+def _cost(its: Cost, device_plan: DevicePlan) -> str:
+    ring = ""
+    if device_plan.far_bytes:
+        each = format_size_short(cost.RING_BYTES)
+        ring = f" ({each} of it for one process with far memory, as much more for each further one)"
     disk = f", {format_size_short(its.disk_bytes)} of disk" if its.disk_bytes else ""
     return (
-        f"beside --local about {format_size_short(its.memory_bytes)} of this host's memory{disk}, "
+        f"beside --local about {format_size_short(its.memory_bytes)} of this host's memory{ring}"
+        f"{disk}, "
         f"and up to {format_size_short(its.donors_bytes)} of donors' memory"
     )
 

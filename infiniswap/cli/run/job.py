@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
+from infiniswap.cli.run import far
 from infiniswap.cli.run.device import END_S_MAX
 from infiniswap.cli.run.live_line import LiveLine, say
 from infiniswap.cli.run.request import RunRequest
@@ -112,8 +113,13 @@ def _summarize(
         areas,
         shared=paging.joined or len(after.runs) > 1 or bool(areas),
         sealed=sealed,
-        cost=None if paging.joined else cost.measured(after, told.donors_bytes_max),
+        cost=None if paging.joined else _cost(after, told),
+        unfit="" if request.far is None else request.far.unfit,
     )
+
+
+def _cost(after: DeviceStatus, told: account.Account) -> cost.Cost | None:
+    return cost.measured(after, told.donors_bytes_max, far_processes=told.far_processes_max)
 
 
 def _run_job(
@@ -131,6 +137,7 @@ def _run_job(
     started_s = time.monotonic()
 
     def tick() -> None:
+        sampler.far_bytes = told.far_bytes
         sampler.sample()
         attendant.look(sampler.peaks.swap)
         if not request.is_member:
@@ -144,7 +151,8 @@ def _run_job(
 
     with job.own_terminal(request.user) as terminal:
         live.follow(terminal)
-        process = job.start(request.command, cgroup, request.user, signals, terminal)
+        with far.inherited(request.far, paths, cgroup) as preload:
+            process = job.start(request.command, cgroup, request.user, signals, terminal, preload)
         try:
             result = job.wait(process, cgroup, signals, tick, terminal, live.clear)
         except lost.DeviceLostError as error:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
+from infiniswap.cli.run.far import FarPaging
 from infiniswap.cli.run.live_line import say
 from infiniswap.device.jobs import sudo
 from infiniswap.device.jobs.summary import Summary
@@ -40,6 +41,7 @@ class RunRequest:
         is_member: not root: the device's process does what needs root.
         follower: of the job.
         needs_donors: whether one must answer.
+        far: what --paging far has found; None: swap alone.
     """
 
     args: argparse.Namespace
@@ -50,6 +52,12 @@ class RunRequest:
     summary_file: SummaryFile | None
     follower: Follower | None = None
     needs_donors: bool = True
+    far: FarPaging | None = None
+
+    @property
+    def goes_far(self) -> bool:
+        """Whether the device needs far memory for the job."""
+        return self.far is not None and not self.far.unfit
 
 
 class SummaryFile:

@@ -20,9 +20,13 @@ class Account:
 
     Attributes:
         counts: how much each of the device's counters (`DeviceStatus.stats`) has grown.
+        far_counts: of far memory, see FarRow; its device has this run alone.
         donors_gone: why, by address, of donors that were gone for some time.
         alarms: every one that the device has raised, those from before the job too.
         donors_bytes_max: the most that donors held for the device.
+        far_bytes: far memory in use now; `far_bytes_max`: the most.
+        far_processes_max: the most processes that had far memory at once.
+        far_problem: why far memory was not served for some time; empty: it was.
     """
 
     def __init__(self, before: DeviceStatus) -> None:
@@ -30,6 +34,9 @@ class Account:
         self.donors_gone: dict[str, str] = {}
         self.alarms: list[str] = []
         self.donors_bytes_max = 0
+        self.far_bytes = self.far_bytes_max = self.far_processes_max = 0
+        self.far_problem = ""
+        self.far_counts: dict[str, int] = {}
         self._before = self._last = before
         self._gone_now: set[str] = set()
 
@@ -59,6 +66,14 @@ class Account:
         self._last = status
         held_bytes = sum(row.slabs for row in status.donors) * status.slab_bytes
         self.donors_bytes_max = max(self.donors_bytes_max, held_bytes)
+        if (far := status.far) is not None:
+            # These go on over a take-over, and are less until all processes have come back.
+            for name, value in far.counts.items():
+                self.far_counts[name] = max(self.far_counts.get(name, 0), value)
+            self.far_bytes = far.used_bytes
+            self.far_bytes_max = max(self.far_bytes_max, far.used_bytes)
+            self.far_processes_max = max(self.far_processes_max, far.processes)
+            self.far_problem = self.far_problem or far.problem
         alarms = [alarm for alarm in status.alarms if alarm not in self.alarms]
         self.alarms += alarms
         return [line for line in news if line] + [f"warning: {alarm}" for alarm in alarms]

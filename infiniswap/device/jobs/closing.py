@@ -15,13 +15,43 @@ from typing import Final
 from infiniswap.device.jobs import compressed, heaps
 from infiniswap.device.jobs.summary import WHY, Summary
 from infiniswap.documents import page
-from infiniswap.units import counted, format_size_short
+from infiniswap.units import PAGE_BYTES, counted, format_size_short
 
 _DISK_SHARE: Final = 0.1
 """A smaller part of the page-ins from the disk is no reason for advice."""
 
+_ROOM_TIME_SHARE: Final = 0.1
+"""Waiting for room shorter than this part of the time is no reason for advice."""
+
 _ROOM_SHARE: Final = 0.5
 """A job that never used more of --local than this is told so."""
+
+
+_BACK: Final = {
+    "fork": "fork",
+    "locked": "mlock",
+    "protected": "mprotect",
+    "policy": "a NUMA policy",
+    "fixed": "mapped over",
+    "moved": "mremap of a part",
+    "advice": "madvise",
+    "ended": "mlockall",
+    "pinned": "pinned by the kernel",
+    "stack": "a thread's stack",
+}
+"""Why memory was handed back (enum iswf_why in csrc/far/ring.h)."""
+
+_NEVER: Final = {
+    "kernel": "the kernel cannot move pages",
+    "permission": "a sandbox forbids userfaultfd",
+    "cgroup": "the job's cgroup cannot be read",
+    "addresses": "too little address space",
+    "locked": "mlockall",
+    "threads": "no thread can be started",
+    "resources": "too few descriptors or too little memory",
+    "device": "the device did not answer in time",
+}
+"""Why a process had no agent (enum iswf_off there)."""
 
 
 def describe(summary: Summary) -> list[str]:
@@ -54,6 +84,27 @@ def _happened(s: Summary) -> str:
 
 
 def _paged(s: Summary) -> str:
+    text = _paged_by_device(s)
+    far = s.far
+    if far is None:
+        return text
+    if far.unfit:
+        return f"{text} by swap alone ({far.unfit})"
+    text += f"; far {format_size_short(far.out_bytes)} of it, in {format_size_short(far.in_bytes)}"
+    if back := ", ".join(
+        f"{format_size_short(part)} ({_BACK.get(reason, reason)})"
+        for reason, part in far.handed_back_bytes.items()
+    ):
+        text += f", handed back to swap {back}"
+    if never := ", ".join(
+        f"{counted(number, 'process')} ({_NEVER.get(reason, reason)})"
+        for reason, number in far.never.items()
+    ):
+        text += f", never far {never}"
+    return text
+
+
+def _paged_by_device(s: Summary) -> str:
     if not s.page_in_bytes and not s.page_out_bytes:
         if s.swap_peak_bytes:
             return f"paged out {format_size_short(s.swap_peak_bytes)}, none of it to the device"
@@ -79,6 +130,8 @@ def _served(s: Summary) -> int:
 def _waited(s: Summary) -> str:
     parts = tuple(_reasons(s))
     waited_s = s.page_in_waited_s
+    if s.far is not None:  # whose fetches are among the device's page-ins
+        waited_s = max(waited_s, s.far.fetch_wait_s) + s.far.room_wait_s
     if not parts:
         return "waited: not for any page, donor or disk"
     share = ""
@@ -92,6 +145,13 @@ def _waited(s: Summary) -> str:
 
 
 def _reasons(s: Summary) -> Iterator[str]:
+    if s.far is not None and (s.far.fetches or s.far.small_fetches):
+        yield (
+            f"{s.far.fetch_wait_s:.1f} s for far memory ({counted(s.far.fetches, 'block')}, "
+            f"{counted(s.far.small_fetches, 'part')} of blocks)"
+        )
+    if s.far is not None and s.far.room_waits:
+        yield f"{s.far.room_wait_s:.1f} s until other blocks had left to make room"
     if s.page_ins_waited:
         ready = f", {s.page_ins_ready} more had their pages at once" if s.page_ins_ready else ""
         yield (
@@ -118,6 +178,13 @@ def _reasons(s: Summary) -> Iterator[str]:
 
 def _problems(s: Summary) -> Iterator[str]:
     """What needs somebody's action, the most urgent first."""
+    if s.far is not None and s.far.lost_pages:
+        lost = format_size_short(s.far.lost_pages * PAGE_BYTES)
+        yield (
+            f"{counted(s.far.lost_pages, 'page')} of far memory ({lost}) are lost: a donor went, "
+            "and no other copy was left. A program that touches one is ended by SIGBUS. Run it "
+            "again with a backup (leave out --backup none)"
+        )
     if s.oom_kills:
         yield describe_oom(s)
     if s.heap_by_limit:
@@ -135,6 +202,8 @@ def _problems(s: Summary) -> Iterator[str]:
         yield (
             f"{_other_areas(s)}. To keep pages out of areas that do not seal them: swapoff {plain}"
         )
+    if s.far is not None and s.far.problem:
+        yield (f"the device served no far memory for some time: {s.far.problem}. Its log says more")
     if s.donors_gone:
         gone = "; ".join(f"{address} ({why})" for address, why in s.donors_gone.items())
         yield f"donors gone meanwhile: {gone}. See how they are now: infiniswap status"
@@ -144,11 +213,22 @@ def _hints(s: Summary) -> Iterator[str]:
     """What would make the command faster or cheaper, the most useful first; at least one."""
     plan = f"infiniswap plan -- {shlex.quote(s.command)} ..."
     served = _served(s)
-    if s.cost is not None and s.cost.memory_bytes >= s.swap_peak_bytes:
+    saved = s.swap_peak_bytes + (s.far.peak_bytes if s.far is not None else 0)
+    if s.cost is not None and s.cost.memory_bytes >= saved:
         yield (
             f"paging took {format_size_short(s.cost.memory_bytes)} of this host's memory beside "
-            f"--local and saved {format_size_short(s.swap_peak_bytes)}: start such a command "
+            f"--local and saved {format_size_short(saved)}: start such a command "
             f"without `infiniswap run`, as {shlex.quote(s.command)} ..."
+        )
+    if s.far is not None and s.far.room_wait_s > _ROOM_TIME_SHARE * s.elapsed_s:
+        yield (
+            "much of the time went to waiting until blocks had left. A faster disk for the backup: "
+            "--backup PATH"
+        )
+    if s.far is not None and sum(s.far.handed_back_bytes.values()) > s.far.peak_bytes:
+        yield (
+            "most of its far memory was handed back. Compare with --paging swap; what is handed "
+            f"back, and why: {page('far-memory.md')}"
         )
     if s.zswap is not None and (harm := compressed.harm(s.zswap)):
         yield harm

@@ -25,9 +25,12 @@ _PROCESS_BYTES: Final = 96 * MIB
 _RUN_BYTES: Final = 40 * MIB
 """`infiniswap run` itself, the holder, and the process beside the job."""
 
-_FAR_BYTES: Final = 20 * MIB
-"""Of far memory's front end: four blocks that reads arrive in, and the ring of one process, which
-has six (csrc/frontend/far.h, csrc/far/ring.h)."""
+RING_BYTES: Final = 12 * MIB
+"""Locked memory that the device shares with each process that has far memory (ISWF_RING_BYTES,
+but for its header)."""
+
+_FAR_BYTES: Final = 8 * MIB
+"""Of far memory's front end: four blocks that reads arrive in (csrc/frontend/far.h)."""
 
 _BYTES_PER_PAGE: Final = 24
 """Tables of the engine: where a page is, and its seal."""
@@ -58,22 +61,26 @@ def expected(spec: DeviceSpec) -> Cost:
 
 
 def expected_bytes(spec: DeviceSpec) -> int:
-    """Memory that a run with this device takes, beside the limit of its job. The figures above were
-    measured (README has more); another version of Python changes them by some MiB."""
+    """Memory that a run with this device takes, beside the limit of its job, with one process that
+    has far memory. The figures above were measured (README has more); another version of Python
+    changes them by some MiB."""
     device = spec.config.device
     processes = 2 if device.standby == "on" else 1
     tables = spec.engine_bytes // PAGE_BYTES * _BYTES_PER_PAGE
-    far = _FAR_BYTES if spec.far_bytes else 0
+    far = _FAR_BYTES + RING_BYTES if spec.far_bytes else 0
     return _RUN_BYTES + processes * _PROCESS_BYTES + device.staging_bytes + tables + far
 
 
-def measured(status: DeviceStatus, donors_bytes: int, *, proc: Path = PROC) -> Cost | None:
+def measured(
+    status: DeviceStatus, donors_bytes: int, *, far_processes: int = 0, proc: Path = PROC
+) -> Cost | None:
     """Measures what the device takes now: the proportional set sizes (PSS) of this process, the
     device's, its standby's and the holder's. None if one of them cannot be read.
 
     Args:
         status: of the device.
         donors_bytes: the most that donors held for it.
+        far_processes: the most that had far memory at once; their rings are gone by now.
         proc: root of the proc file system.
     """
     pids = {os.getpid(), status.pid}
@@ -86,7 +93,7 @@ def measured(status: DeviceStatus, donors_bytes: int, *, proc: Path = PROC) -> C
         return None
     far_bytes = 0 if status.far is None else status.far.bytes
     disk_bytes = 0 if status.backup is None else status.size_bytes + far_bytes
-    return Cost(sum(found), disk_bytes, donors_bytes)
+    return Cost(sum(found) + far_processes * RING_BYTES, disk_bytes, donors_bytes)
 
 
 def _children(pid: int, proc: Path) -> Iterable[int]:

@@ -175,6 +175,26 @@ def _has_job_got(info: signal.struct_siginfo, cgroup: MemoryCgroup) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Preload:
+    """A library for the programs of a job.
+
+    Attributes:
+        library: its path. A library that is in the job's LD_PRELOAD already comes after it.
+        variables: of the environment, which the library reads.
+        descriptors: that the job inherits, with their numbers.
+    """
+
+    library: str
+    variables: Mapping[str, str]
+    descriptors: tuple[int, ...]
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The job's environment, made from that of its user."""
+        libraries = ":".join(filter(None, (self.library, base.get("LD_PRELOAD"))))
+        return {**base, **self.variables, "LD_PRELOAD": libraries}
+
+
+@dataclass(frozen=True, slots=True)
 class JobResult:
     """How a job ended.
 
@@ -210,6 +230,7 @@ def start(
     user: User | None,
     signals: Signals,
     terminal: JobTerminal | None = None,
+    preload: Preload | None = None,
 ) -> subprocess.Popen[bytes]:
     """Starts the command in the cgroup. With a terminal of its own the process is that one's
     leader, which ends as the job ends.
@@ -221,6 +242,8 @@ def start(
     """
     streams = (None, None, None) if terminal is None else terminal.standard_streams()
     environment = None if user is None else dict(user.environment)
+    if preload is not None:
+        environment = preload.environment(os.environ if user is None else user.environment)
     reason_read, reason_write = os.pipe()
     try:
         process = subprocess.Popen(
@@ -230,6 +253,7 @@ def start(
             stderr=streams[2],
             preexec_fn=_entry(cgroup, user, signals, terminal, reason_write),
             env=environment,
+            pass_fds=() if preload is None else preload.descriptors,
         )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise _start_error(error, command[0], environment, reason_read) from error

@@ -29,6 +29,41 @@ WHY: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class FarUse:
+    """Far memory of the job.
+
+    Attributes:
+        unfit: why the command's program had none; empty: nothing kept it from having some.
+        problem: why the device did not serve it for some time; empty: it did.
+        peak_bytes: the most that was away at once.
+        out_bytes: sent; `in_bytes`: brought back.
+        fetches: blocks that came back whole; `small_fetches`: parts of blocks.
+        fetch_wait_s: how long threads waited for these, summed up.
+        room_waits: how often a thread waited until others' pages had left; `room_wait_s`: how long.
+        handed_back_bytes: that became the kernel's for good, by reason (enum iswf_why in
+            csrc/far/ring.h).
+        never: processes that had no agent, by reason (enum iswf_off there).
+        swap_bytes: the most that left by swap meanwhile: what never was far, or was handed back.
+        lost_pages: pages of 4 KiB whose bytes are lost: programs that touch one get SIGBUS.
+    """
+
+    unfit: str
+    problem: str
+    peak_bytes: int
+    out_bytes: int
+    in_bytes: int
+    fetches: int
+    small_fetches: int
+    fetch_wait_s: float
+    room_waits: int
+    room_wait_s: float
+    handed_back_bytes: dict[str, int]
+    never: dict[str, int]
+    swap_bytes: int
+    lost_pages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What `run` tells at the end; also the fields of --summary-json.
 
@@ -38,7 +73,7 @@ class Summary:
         elapsed_s: wall time of the command.
         local_bytes: its limit.
         local_peak_bytes: highest use of local memory, file cache included.
-        anon_peak_bytes: highest anonymous memory, in RAM and swapped out together.
+        anon_peak_bytes: highest anonymous memory, in RAM, swapped out and far together.
         swap_peak_bytes: highest amount swapped out.
         oom_kills: processes of the job that the kernel killed for want of memory.
         limit: which limit ran out then: "device", "local", or "" when nothing was killed; "zswap":
@@ -73,6 +108,8 @@ class Summary:
         alarms: what the device has reported as wrong meanwhile.
         heap_by_limit: "node" or "java" if the command failed because that runtime sizes its heap by
             the limit; else "".
+        far: its far memory; None: --paging swap. Pages that went far are among those that the
+            device has read and written.
         cost: what the device takes of the host and of donors; None: it is not the run's own, or
             the kernel does not tell.
     """
@@ -113,6 +150,7 @@ class Summary:
     cost: Cost | None
     shared_areas: tuple[str, ...] = ()
     heap_by_limit: str = ""
+    far: FarUse | None = None
 
 
 def summarize(
@@ -127,6 +165,7 @@ def summarize(
     shared: bool,
     sealed: Mapping[str, bool] | None = None,
     cost: Cost | None = None,
+    unfit: str = "",
 ) -> Summary:
     """Puts everything together.
 
@@ -137,6 +176,7 @@ def summarize(
         shared: see Summary.
         sealed: whether other swap areas keep their pages sealed, by path.
         cost: see Summary.
+        unfit: see FarUse.
     """
 
     def grown(key: str) -> int:
@@ -181,11 +221,37 @@ def summarize(
         cost=cost,
         shared_areas=areas,
         heap_by_limit=_full_heap(sampler, local_bytes) if result.exit_code else "",
+        far=_far_use(account, peaks, unfit) if unfit or after.far is not None else None,
     )
 
 
 def _full_heap(sampler: Sampler, local_bytes: int) -> str:
     return sampler.heaps.full(sampler.peaks.anon, sampler.peaks.swap, local_bytes)
+
+
+def _far_use(account: Account, peaks: Peaks, unfit: str) -> FarUse:
+    counts = account.far_counts
+
+    def by_reason(prefix: str, unit: int) -> dict[str, int]:
+        found = ((name, number) for name, number in counts.items() if name.startswith(prefix))
+        return {name.removeprefix(prefix): number * unit for name, number in found if number}
+
+    return FarUse(
+        unfit=unfit,
+        problem=account.far_problem,
+        peak_bytes=account.far_bytes_max,
+        out_bytes=counts.get("pages_out", 0) * PAGE_BYTES,
+        in_bytes=counts.get("pages_in", 0) * PAGE_BYTES,
+        fetches=counts.get("fetches", 0),
+        small_fetches=counts.get("small_fetches", 0),
+        fetch_wait_s=round(counts.get("fetch_wait_ns", 0) / 1e9, 3),
+        room_waits=counts.get("room_waits", 0),
+        room_wait_s=round(counts.get("room_wait_ns", 0) / 1e9, 3),
+        handed_back_bytes=by_reason("back_", PAGE_BYTES),
+        never=by_reason("off_", 1),
+        swap_bytes=peaks.swap,
+        lost_pages=counts.get("pages_lost", 0),
+    )
 
 
 def _other_areas(peaks: Peaks, sealed: Mapping[str, bool]) -> tuple[OtherArea, ...]:

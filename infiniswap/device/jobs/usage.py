@@ -40,7 +40,7 @@ class Peaks:
     """Over all samples of a job so far, bytes.
 
     Attributes:
-        anon: anonymous memory, in RAM and swapped out together.
+        anon: anonymous memory, in RAM, swapped out and far together.
         local: all that counts against the limit, as the kernel tells it.
         swap: swapped out.
         others: at most this much of it in swap areas other than ours; `others_by_path`: in each.
@@ -102,6 +102,8 @@ class Sampler:
         self.peaks = Peaks()
         self.heaps = heaps.MemoryOptions(proc)
         self.memory: CgroupMemory | None = None
+        self.far_bytes = 0
+        """Far memory of the job, which the device tells; its cgroup does not count it."""
 
     @property
     def zswap(self) -> ZswapUse | None:
@@ -123,7 +125,7 @@ class Sampler:
         self.memory = memory
         self.heaps.look(self._cgroup.pids())
         peaks, swapped = self.peaks, memory.swap_bytes or 0
-        peaks.anon = max(peaks.anon, memory.anon_bytes + swapped)
+        peaks.anon = max(peaks.anon, memory.anon_bytes + swapped + self.far_bytes)
         peaks.local = max(peaks.local, memory.peak_bytes or memory.usage_bytes)
         peaks.swap = max(peaks.swap, swapped, self._swap_peak_bytes(memory))
         peaks.others = max(peaks.others, self._sample_others(areas, swapped))
@@ -224,7 +226,7 @@ def describe_progress(memory: CgroupMemory, local_bytes: int, account: Account) 
     remote_share = account.remote_share
     share = () if remote_share is None else (f"{remote_share:.0%} from donors",)
     return (
-        f"{format_size_short(memory.swap_bytes or 0)} paged out",
+        f"{format_size_short((memory.swap_bytes or 0) + account.far_bytes)} paged out",
         *share,
         f"{format_size_short(memory.anon_bytes)} of {format_size_short(local_bytes)} local",
         f"page-in {format_size_short(account.counts['pages_in'] * PAGE_BYTES)}",
