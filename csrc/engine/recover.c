@@ -92,7 +92,7 @@ static void restage(struct isw_engine *e)
 		if (page == ISWI_NO_PAGE)
 			continue;
 		e->slot_uses[i] = (struct iswi_slot_use){.older = ISWI_NONE};
-		iswi_staging_claim(e, i);
+		iswi_staging_claim(e, i, page >= iswi_engine_size_bytes(e) / ISW_PAGE_BYTES);
 		if (!iswi_seal_open(e, page, &e->slots[i].seal, data, opened)) {
 			give_up_damaged(e, i);
 			continue;

@@ -18,7 +18,9 @@ enum iswi_req_op { ISWI_READ, ISWI_WRITE, ISWI_TRIM, ISWI_ZERO, ISWI_FLUSH };
 #define ISWI_REQ_FUA 0x1
 /*
  * Of the front end far: in its range alone. It bounds itself, and has its own part of staging. A
- * page that nothing has any more is -ENODATA, not -EIO.
+ * read of a page that no source will ever have is -ENODATA, not -EIO: no donor and no backup has
+ * it, or what each of them gave was read twice and is not what was written, or the backup's medium
+ * has lost it. -EIO is any other failure: a later try may succeed.
  */
 #define ISWI_REQ_FAR 0x2
 
@@ -88,6 +90,9 @@ static inline bool iswi_plug_is_empty(const struct iswi_plug *plug)
 uint64_t iswi_engine_size_bytes(const isw_engine *engine);
 uint64_t iswi_engine_far_offset(const isw_engine *engine);
 uint64_t iswi_engine_far_bytes(const isw_engine *engine);
+uint64_t iswi_engine_slab_bytes(const isw_engine *engine);
+/* Whether writes to that slab go to a donor now. Any thread, never waits. */
+bool iswi_engine_is_mapped(const isw_engine *engine, uint32_t slab);
 uint32_t iswi_engine_request_bytes_max(const isw_engine *engine);
 uint32_t iswi_engine_requests_max(const isw_engine *engine);
 /* For a front end of several connections, one of which has ended: ISW_EVENT_CONNECTION_LOST. */

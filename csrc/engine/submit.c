@@ -26,6 +26,18 @@ uint64_t iswi_engine_far_bytes(const isw_engine *engine)
 	return engine->config.size_bytes > offset ? engine->config.size_bytes - offset : 0;
 }
 
+uint64_t iswi_engine_slab_bytes(const isw_engine *engine)
+{
+	return engine->config.slab_bytes;
+}
+
+bool iswi_engine_is_mapped(const isw_engine *engine, uint32_t slab)
+{
+	const struct iswi_slab *s = &engine->slabs[slab];
+
+	return iswi_place_state(&s->places[atomic_load(&s->current)]) == ISW_SLAB_MAPPED;
+}
+
 uint32_t iswi_engine_request_bytes_max(const isw_engine *engine)
 {
 	return engine->config.request_bytes_max;
@@ -96,10 +108,9 @@ static void submit(struct isw_engine *e, struct iswi_req *req, struct iswi_plug 
 	atomic_init(&req->waited, false);
 	atomic_init(&req->pending, 1);
 	others = atomic_fetch_add_explicit(&e->count.in_flight, 1, memory_order_acquire);
-	if (req->flags & ISWI_REQ_FAR)
-		atomic_fetch_add_explicit(&e->count.far_in_flight, 1, memory_order_relaxed);
-	else if (others - ISWI_MIN(others, iswi_counted(&e->count.far_in_flight)) >=
-		 e->config.requests_max)
+	if (!(req->flags & ISWI_REQ_FAR) &&
+	    atomic_fetch_add_explicit(&e->count.block_in_flight, 1, memory_order_acquire) >=
+		    e->config.requests_max)
 		code = -EBUSY;
 	if (!others)
 		plug = NULL;

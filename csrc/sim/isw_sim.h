@@ -84,11 +84,12 @@ int isw_sim_pending(isw_engine *engine, uint32_t remote);
 #define ISW_STEP_REMOTE_WIPE    8  /* slot n of the donor is zeroed: a fresh slab */
 #define ISW_STEP_BACKUP_TAKE    9  /* a backup writer (r = 1: a reader) takes its next job */
 #define ISW_STEP_BACKUP_DONE    10 /* job n reaches the disk and is reported */
-#define ISW_STEP_BACKUP_FAIL    11 /* ... with an error; of a write half the bytes have landed */
-#define ISW_STEP_BACKUP_RETRY   12 /* the time to retry failed pages has come */
-#define ISW_STEP_UNPLUG         13 /* what is held back is sent */
-#define ISW_STEP_REMOTE_SLOW    14 /* transfer n of remote r has taken too long */
-#define ISW_STEP_BACKUP_SLOW    15 /* so has a read of the backup that the donor could answer */
+/* ... with an error (r = 1: of a medium that has lost it); of a write half the bytes have landed */
+#define ISW_STEP_BACKUP_FAIL  11
+#define ISW_STEP_BACKUP_RETRY 12 /* the time to retry failed pages has come */
+#define ISW_STEP_UNPLUG       13 /* what is held back is sent */
+#define ISW_STEP_REMOTE_SLOW  14 /* transfer n of remote r has taken too long */
+#define ISW_STEP_BACKUP_SLOW  15 /* so has a read of the backup that the donor could answer */
 
 /*
  * Returns 1 when something was done, 0 when nothing of that kind was pending, negative on misuse.

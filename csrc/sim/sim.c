@@ -451,7 +451,7 @@ int isw_engine_step(isw_engine *e, uint32_t step, uint32_t r, uint32_t n)
 	case ISW_STEP_BACKUP_DONE:
 		return step_backup_end(sim, n, 0);
 	case ISW_STEP_BACKUP_FAIL:
-		return step_backup_end(sim, n, -EIO);
+		return step_backup_end(sim, n, r ? -ENODATA : -EIO);
 	case ISW_STEP_BACKUP_RETRY:
 		return iswi_backup_retry(e);
 	case ISW_STEP_BACKUP_SLOW:

@@ -57,6 +57,18 @@ uint64_t iswi_engine_far_bytes(const isw_engine *engine)
 	return 0;
 }
 
+uint64_t iswi_engine_slab_bytes(const isw_engine *engine)
+{
+	return engine->size_bytes;
+}
+
+bool iswi_engine_is_mapped(const isw_engine *engine, uint32_t slab)
+{
+	(void)engine;
+	(void)slab;
+	return false;
+}
+
 uint32_t iswi_engine_request_bytes_max(const isw_engine *engine)
 {
 	return engine->request_bytes_max;

@@ -49,9 +49,14 @@ static inline struct world *world_standby(uint32_t flags, int state_fd)
 UNUSED_OK static struct world *successor(struct world *w)
 {
 	int fd = copied_file(w);
-	struct world *s = world_standby(w->e->config.flags & KEPT_FLAGS, fd);
+	struct isw_engine_config config =
+		world_config((w->e->config.flags & KEPT_FLAGS) | ISW_ENGINE_STANDBY);
 	struct isw_error error = {0};
+	struct world *s;
 
+	config.far_bytes = w->e->config.far_bytes;
+	config.state_fd = fd;
+	s = world_of(&config);
 	close(fd);
 	CHECK_OK(isw_sim_take_over(s->e, w->e, 0, &error), error);
 	s->generations = w->generations;

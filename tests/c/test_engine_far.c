@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* F22: what requests of far memory may take of the engine, and that block requests get the rest. */
-#include "engine_fixture.h"
+/*
+ * Far memory in the engine. F22: what its requests may take, and that block requests get the rest.
+ * F5: that its reads say whether a page is lost or only out of reach.
+ */
+#include <pthread.h>
+
+#include "state_fixture.h"
 
 #define FAR_PAGES  16u /* the last two slabs */
 #define FAR_STAGED (STAGING - STAGING / 4)
@@ -83,6 +88,88 @@ WORLD_TEST(block_requests_are_not_refused_for_far_ones, FAR_WORLD)
 	CHECK_EQ(block[0].error | block[1].error, 0);
 }
 
+#define ENDED_MAX 300000u
+
+static void *trim_far_pages(void *world)
+{
+	struct asked asked;
+
+	for (uint32_t i = 0; i < ENDED_MAX; i++) {
+		ask(world, &asked, ISWI_TRIM, PAGES - 1, ISWI_REQ_FAR);
+		CHECK_EQ(asked.error, 0);
+	}
+	return NULL;
+}
+
+/* An error of swap would be the end of whoever waits for the page. */
+WORLD_TEST(a_block_request_is_not_refused_as_far_ones_end,
+	   WORLD_BUT(config.far_bytes = FAR_PAGES * ISW_PAGE_BYTES; config.requests_max = 1))
+{
+	struct asked asked;
+	pthread_t other;
+
+	CHECK_EQ(pthread_create(&other, NULL, trim_far_pages, w), 0);
+	for (uint32_t i = 0; i < ENDED_MAX; i++) {
+		ask(w, &asked, ISWI_TRIM, 0, 0);
+		CHECK_EQ(asked.error, 0);
+	}
+	CHECK_EQ(pthread_join(other, NULL), 0);
+}
+
+/* What is far stays so: else block devices would find their part of staging taken. */
+WORLD_TEST(what_a_successor_finds_staged_counts_as_far,
+	   WORLD_BUT(config.far_bytes = FAR_PAGES * ISW_PAGE_BYTES))
+{
+	static struct asked far[FAR_PAGES], block;
+	struct world *s;
+
+	for (uint32_t i = 0; i < FAR_STAGED; i++)
+		put_one(w, &far[i], PAGES - FAR_PAGES + i, ISWI_REQ_FAR);
+	put_one(w, &block, 0, 0);
+	s = successor(w);
+	CHECK_EQ(s->e->staging_alloc.far, FAR_STAGED);
+	CHECK_EQ(stats_of(s).staging_pages_used, FAR_STAGED + 1);
+	put_one(s, &far[FAR_STAGED], PAGES - 1, ISWI_REQ_FAR);
+	CHECK_EQ(stats_of(s).staging_pages_used, FAR_STAGED + 1);
+	settle(s);
+	CHECK_EQ(s->e->staging_alloc.far, 0);
+}
+
+/* Of one that had more than this one would give. */
+WORLD_TEST(a_successor_bears_more_far_pages_than_it_gives, FAR_WORLD)
+{
+	static struct asked far;
+
+	w->e->staging_alloc.far = FAR_STAGED + 1;
+	put_one(w, &far, PAGES - 1, ISWI_REQ_FAR);
+	CHECK_EQ(far.answers, 0);
+	CHECK_EQ(stats_of(w).staging_pages_used, 0);
+	w->e->staging_alloc.far = 0;
+	iswi_write_kick(w->e);
+	settle(w);
+	CHECK_EQ(far.answers, 1);
+}
+
+/* Far memory ends with its jobs; what an earlier start has left there is nobody's. */
+TEST(a_start_forgets_what_was_far)
+{
+	struct world *before = FAR_WORLD, *w = FAR_WORLD;
+	char path[] = "/tmp/isw-far-tables-XXXXXX";
+	struct asked asked;
+
+	close(mkstemp(path));
+	put_one(before, &asked, PAGES - 1, ISWI_REQ_FAR);
+	write_settled(before, 0, 1, 100);
+	CHECK_EQ(isw_engine_save_tables(before->e, path, NULL), 0);
+	memcpy(iswi_sim_of(w->e)->disk, iswi_sim_of(before->e)->disk, PAGES * ISW_PAGE_BYTES);
+	CHECK_EQ(isw_engine_load_tables(w->e, path, NULL), 0);
+	CHECK(is_backup_current(before, PAGES - 1) && !is_backup_current(w, PAGES - 1));
+	CHECK_EQ(read_settled(w, 0), 100);
+	unlink(path);
+	world_end(before);
+	world_end(w);
+}
+
 WORLD_TEST(neither_range_is_reached_from_the_other, FAR_WORLD)
 {
 	struct asked asked;
@@ -136,5 +223,117 @@ WORLD_TEST(a_lost_page_is_told_from_a_failed_read,
 	CHECK_EQ(isw_slab_unmap(w->e, SLABS - 1, remote, generation), 0);
 	settle(w);
 	ask(w, &asked, ISWI_READ, page, ISWI_REQ_FAR);
+	CHECK_EQ(asked.error, -ENODATA);
+}
+
+static int read_far(struct world *w, uint32_t page)
+{
+	struct asked asked;
+
+	ask(w, &asked, ISWI_READ, page, ISWI_REQ_FAR);
+	settle(w);
+	CHECK_EQ(asked.answers, 1);
+	return asked.error;
+}
+
+/* A far page that a donor and the disk have. */
+static uint32_t far_page_everywhere(struct world *w)
+{
+	uint32_t remote = remote_new(w), page = PAGES - SLAB_PAGES;
+	struct asked asked;
+
+	map(w, SLABS - 1, remote);
+	put_one(w, &asked, page, ISWI_REQ_FAR);
+	settle(w);
+	CHECK_EQ(asked.error, 0);
+	CHECK(is_remote_valid(w, page) && is_backup_current(w, page));
+	return page;
+}
+
+static void spoil_disk(struct world *w, uint32_t page)
+{
+	iswi_sim_of(w->e)->disk[page * ISW_PAGE_BYTES + 99] ^= 1;
+}
+
+/* Who waits for a page that nothing will ever have would wait for ever. */
+WORLD_TEST(a_page_is_lost_when_every_source_gives_other_bytes, FAR_WORLD)
+{
+	uint32_t page = far_page_everywhere(w);
+	struct asked asked;
+
+	spoil_disk(w, page);
+	ask(w, &asked, ISWI_READ, page, ISWI_REQ_FAR);
+	CORRUPT(w, 0, 0);
+	CORRUPT(w, 0, 0);
+	settle(w);
+	CHECK_EQ(asked.error, -ENODATA);
+	CHECK_EQ(read_far(w, page), -ENODATA); /* the disk alone is asked now */
+	ask(w, &asked, ISWI_READ, page, 0);
+	CHECK_EQ(asked.error, -ENOSPC);
+}
+
+/* It may be its newest version that passed by, or the way and not the copy. */
+WORLD_TEST(a_page_that_one_source_has_is_not_lost, FAR_WORLD)
+{
+	uint32_t page = far_page_everywhere(w);
+	struct asked asked;
+
+	ask(w, &asked, ISWI_READ, page, ISWI_REQ_FAR);
+	CORRUPT(w, 0, 0);
+	CORRUPT(w, 0, 0);
+	settle(w);
+	CHECK_EQ(asked.error, 0);
+	ask(w, &asked, ISWI_READ, page, ISWI_REQ_FAR);
+	DISK_TAKE_READ(w);
+	DISK_FAIL(w, 0);
+	settle(w);
+	CHECK_EQ(asked.error, -EIO); /* the disk may answer the next time */
+	CHECK_EQ(read_far(w, page), 0);
+}
+
+/* A donor that is away may have it, whatever the disk says. */
+WORLD_TEST(a_page_of_a_donor_that_is_away_is_not_lost, FAR_WORLD)
+{
+	uint32_t page = far_page_everywhere(w);
+
+	spoil_disk(w, page);
+	BREAK(w, 0);
+	CHECK_EQ(read_far(w, page), -EIO);
+	reconnect(w, 0);
+	resume(w, SLABS - 1);
+	CHECK_EQ(read_far(w, page), 0);
+}
+
+WORLD_TEST(a_page_that_the_medium_has_lost_is_lost, FAR_WORLD)
+{
+	uint32_t page = PAGES - 1;
+	struct asked asked;
+
+	put_one(w, &asked, page, ISWI_REQ_FAR);
+	settle(w);
+	ask(w, &asked, ISWI_READ, page, ISWI_REQ_FAR);
+	DISK_TAKE_READ(w);
+	CHECK_EQ(step(w, ISW_STEP_BACKUP_FAIL, 1, 0), 1);
+	CHECK_EQ(asked.error, -ENODATA);
+	ask(w, &asked, ISWI_READ, page, ISWI_REQ_FAR);
+	DISK_TAKE_READ(w);
+	DISK_FAIL(w, 0);
+	CHECK_EQ(asked.error, -EIO);
+}
+
+/* Without a backup the donor's copy is the only one. */
+WORLD_TEST(an_only_copy_that_is_damaged_is_lost,
+	   WORLD_BUT(config.far_bytes = FAR_PAGES * ISW_PAGE_BYTES;
+		     config.flags = ISW_ENGINE_NO_BACKUP))
+{
+	uint32_t remote = remote_new(w), page = PAGES - SLAB_PAGES;
+	struct asked asked;
+
+	map(w, SLABS - 1, remote);
+	put_one(w, &asked, page, ISWI_REQ_FAR);
+	settle(w);
+	ask(w, &asked, ISWI_READ, page, ISWI_REQ_FAR);
+	CORRUPT(w, remote, 0);
+	CORRUPT(w, remote, 0);
 	CHECK_EQ(asked.error, -ENODATA);
 }

@@ -294,7 +294,8 @@ static void ahead_done(struct iswi_xfer *xfer, int error)
 	iswi_remote_ended(e, &op, error);
 	for (uint32_t w = 0; w < count; w++) {
 		iswi_ahead_used(e, waits[w].pages - (uint32_t)__builtin_popcount(missing[w]));
-		end_wait(&op, &waits[w], missing[w], error ? iswi_tried_place(op.place) : 0);
+		end_wait(&op, &waits[w], missing[w],
+			 error ? iswi_tried_place(op.place) | ISWI_UNREACHED : 0);
 	}
 }
 

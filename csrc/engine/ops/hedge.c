@@ -227,6 +227,8 @@ static void release(struct isw_engine *e, struct iswi_op *a, struct iswi_op *b)
 static void read_again(struct iswi_op *lost, uint32_t state)
 {
 	lost->tried |= ISWI_HEDGED;
+	if (state & (ISWI_HEDGE_REMOTE_FAIL | ISWI_HEDGE_BACKUP_FAIL))
+		lost->tried |= ISWI_UNREACHED;
 	if (state & ISWI_HEDGE_REMOTE_FAIL)
 		lost->tried |= iswi_tried_place(lost->place);
 	if (state & ISWI_HEDGE_BACKUP_FAIL)

@@ -23,7 +23,7 @@ enum source {
 	QUICKER,     /* the same, as the backup is thought quicker, or is measured */
 	AGAIN,       /* its place was mapped only after we had looked */
 	FAILED,
-	LOST /* nothing has it any more */
+	LOST /* nothing has it, or ever will */
 };
 
 struct read_run {
@@ -48,6 +48,21 @@ struct cursor {
 static unsigned char *place_of(struct iswi_req *req, uint64_t page)
 {
 	return (unsigned char *)req->data + (page * ISW_PAGE_BYTES - req->offset);
+}
+
+/*
+ * Under the shard lock: every source that should have the page was read, and what came from each is
+ * not the page. A donor or a disk that gave nothing may give it another time.
+ */
+static bool is_damaged(const struct isw_engine *e, uint64_t page, const struct cursor *at)
+{
+	uint8_t sources = 0;
+
+	if (iswi_bit(e->remote_valid, page))
+		sources |= iswi_tried_place(iswi_place_at(e, page));
+	if (e->has_backup && iswi_bit(e->backup_current, page))
+		sources |= ISWI_TRIED_BACKUP;
+	return sources && (at->tried & (sources | ISWI_UNREACHED)) == sources;
 }
 
 /* Under the shard lock: where the page's newest bytes are. */
@@ -81,6 +96,8 @@ static enum source choose(struct isw_engine *e, uint64_t page, const struct curs
 	if (remote &&
 	    iswi_word_state(atomic_load(&iswi_place(e, at->slab, place)->word)) == ISW_SLAB_MAPPED)
 		return AGAIN;
+	if (is_damaged(e, page, at))
+		return LOST;
 	if (iswi_bit(e->remote_valid, page))
 		return FAILED;
 	if (iswi_bit(e->backup_current, page))
@@ -251,6 +268,12 @@ static void emit_past(struct isw_engine *e, struct cursor *at, const struct read
 	}
 }
 
+/* Far memory must know: it waits for what failed, and gives up what is lost. */
+static void fail_lost(struct iswi_req *req)
+{
+	iswi_req_fail(req, req->flags & ISWI_REQ_FAR ? -ENODATA : -EIO);
+}
+
 static void emit(struct isw_engine *e, struct cursor *at, const struct read_run *run)
 {
 	switch (run->source) {
@@ -277,7 +300,7 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct read_run 
 		iswi_req_fail(at->req, -EIO);
 		return;
 	case LOST:
-		iswi_req_fail(at->req, at->req->flags & ISWI_REQ_FAR ? -ENODATA : -EIO);
+		fail_lost(at->req);
 		return;
 	case FROM_REMOTE:
 		send_remote(e, at, run, remote_op_of(e, at, run));
@@ -323,7 +346,7 @@ static void open_staged(struct isw_engine *e, struct iswi_req *req, uint64_t gro
 		unsigned char *data = place_of(req, page);
 
 		if (!iswi_seal_open(e, page, &staged->seals[i], data, data))
-			iswi_req_fail(req, -EIO);
+			fail_lost(req);
 	}
 }
 
@@ -498,7 +521,7 @@ static void remote_read_done(struct iswi_xfer *xfer, int error)
 	iswi_op_give(e, op);
 	iswi_remote_ended(e, &ended, error);
 	if (error)
-		read_again(e, &ended, ended.tried | iswi_tried_place(ended.place));
+		read_again(e, &ended, ended.tried | iswi_tried_place(ended.place) | ISWI_UNREACHED);
 	else
 		verify(e, &ended, true);
 	iswi_req_put(e, ended.req);
@@ -527,11 +550,14 @@ static void backup_read_done(struct iswi_op *op, int error)
 {
 	struct isw_engine *e = op->engine;
 	struct iswi_op ended = *op;
+	/* Linux says so of a medium that has not kept what was written, and of nothing else. */
+	bool is_gone = error == -ENODATA || error == -EILSEQ;
 
 	iswi_op_give(e, op); /* see remote_read_done */
 	if (error) {
 		iswi_count(&e->count.backup_errors, 1);
-		read_again(e, &ended, ended.tried | ISWI_TRIED_BACKUP);
+		read_again(e, &ended,
+			   ended.tried | ISWI_TRIED_BACKUP | (is_gone ? 0 : ISWI_UNREACHED));
 	} else {
 		verify(e, &ended, false);
 	}

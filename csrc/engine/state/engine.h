@@ -122,7 +122,8 @@ struct iswi_counters {
 #define ISWI_COUNTER(name) atomic_uint_fast64_t name;
 	ISWI_COUNTERS(ISWI_COUNTER)
 #undef ISWI_COUNTER
-	atomic_uint_fast64_t in_flight, far_in_flight, copies_begun;
+	/* Of them those of block devices, which alone requests_max bounds. */
+	atomic_uint_fast64_t in_flight, block_in_flight, copies_begun;
 };
 
 /* Writes without a staging buffer; see ops/write.c. */

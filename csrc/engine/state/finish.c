@@ -18,8 +18,8 @@ static void finish(struct isw_engine *e, struct iswi_req *req)
 	}
 	if (error)
 		iswi_count(&e->count.requests_failed, 1);
-	if (req->flags & ISWI_REQ_FAR)
-		atomic_fetch_sub_explicit(&e->count.far_in_flight, 1, memory_order_relaxed);
+	if (!(req->flags & ISWI_REQ_FAR))
+		atomic_fetch_sub_explicit(&e->count.block_in_flight, 1, memory_order_release);
 	atomic_fetch_sub_explicit(&e->count.in_flight, 1, memory_order_release);
 	req->done(req, error);
 }

@@ -171,8 +171,9 @@ uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, bool far, uint32
 	uint32_t far_max = e->config.staging_pages - e->config.staging_pages / BLOCK_SHARE, n = 0;
 
 	pthread_mutex_lock(&e->staging_alloc.lock);
+	/* What a predecessor has staged may be more. */
 	if (far)
-		want = ISWI_MIN(want, far_max - e->staging_alloc.far);
+		want = ISWI_MIN(want, far_max - ISWI_MIN(far_max, e->staging_alloc.far));
 	if (want)
 		n = take_run(e, want, slot_out);
 	for (uint32_t i = 0; far && i < n; i++)
@@ -213,11 +214,13 @@ void iswi_staging_give(struct isw_engine *e, uint32_t slot)
 	pthread_mutex_unlock(&e->staging_alloc.lock);
 }
 
-void iswi_staging_claim(struct isw_engine *e, uint32_t slot)
+void iswi_staging_claim(struct isw_engine *e, uint32_t slot, bool far)
 {
 	pthread_mutex_lock(&e->staging_alloc.lock);
 	e->staging_alloc.free_bits[slot / 64] &= ~(1ull << slot % 64);
 	e->staging_alloc.used++;
+	e->slot_uses[slot].far = far;
+	e->staging_alloc.far += far;
 	pthread_mutex_unlock(&e->staging_alloc.lock);
 }
 

@@ -20,8 +20,8 @@ uint32_t iswi_staging_take(struct isw_engine *e, uint32_t want, bool far, uint32
 uint32_t iswi_staging_take_spare(struct isw_engine *e, uint32_t want, uint32_t spare_max,
 				 uint32_t *slot_out);
 void iswi_staging_give(struct isw_engine *e, uint32_t slot);
-/* Takes this free buffer, for a caller that found it in use in the arena. */
-void iswi_staging_claim(struct isw_engine *e, uint32_t slot);
+/* Takes this free buffer, for a caller that found it in use in the arena; far: for far memory. */
+void iswi_staging_claim(struct isw_engine *e, uint32_t slot, bool far);
 /* How many are in use, and how many of these by copies, which are dispensable. */
 void iswi_staging_count(struct isw_engine *e, uint32_t *used_out, uint32_t *copies_out);
 struct iswi_op *iswi_op_take(struct isw_engine *e);

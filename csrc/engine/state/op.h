@@ -12,6 +12,7 @@
 #define ISWI_HEDGED       0x10 /* was hedged, in vain: it is not again */
 #define ISWI_PAST_SLOW    0x20 /* from the backup, if that has it */
 #define ISWI_BACK         0x40 /* was hedged bare, and its donor answered: it may be again */
+#define ISWI_UNREACHED    0x80 /* a source that was tried gave no bytes: it may another time */
 
 static inline uint8_t iswi_tried_place(uint32_t place)
 {

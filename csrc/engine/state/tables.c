@@ -256,6 +256,13 @@ static int read_tables(struct isw_engine *e, int fd)
 	return code || !iswi_sealed(e) ? code : take_epochs(e, &sealed);
 }
 
+/* Far memory ends with its jobs: what an earlier start has left is nobody's, and never read. */
+static void forget_far(struct isw_engine *e)
+{
+	for (uint64_t page = iswi_engine_size_bytes(e) / ISW_PAGE_BYTES; page < e->pages; page++)
+		iswi_backup_current_clear(e, page);
+}
+
 static const char *why_not_loaded(int code)
 {
 	switch (code) {
@@ -289,6 +296,7 @@ int isw_engine_load_tables(isw_engine *e, const char *path, struct isw_error *er
 		memset(e->backup_current, 0, bits_bytes(e));
 		memset(seals(e), 0, seals_bytes(e));
 	}
+	forget_far(e);
 	iswi_arena_ready(e);
 	if (!code)
 		return 0;
