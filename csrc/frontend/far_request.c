@@ -47,7 +47,7 @@ static void bounce_give(struct far *far, char *bounce)
 	far->bounce_wanted = false;
 	pthread_mutex_unlock(&far->bounce_lock);
 	if (wanted)
-		iswi_far_tell(far->again);
+		iswi_far_tell(far->look_told[ISWF_KIND_READ]);
 }
 
 static bool is_asked(const struct iswf_slot *slot)
@@ -66,7 +66,7 @@ static void leave(struct far_client *client)
 {
 	pthread_mutex_lock(&client->leave_lock);
 	if (--client->in_flight == 0 && client->ending)
-		iswi_far_tell(client->far->told);
+		iswi_far_tell(client->far->control_told);
 	pthread_mutex_unlock(&client->leave_lock);
 }
 
@@ -84,7 +84,7 @@ static void answer(struct far_request *request, int result)
 	syscall(SYS_futex, &slot->state, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 	atomic_store(&request->taken, false);
 	if (is_asked(slot))
-		iswi_far_tell(client->bell[iswf_kind_of(request->slot)]);
+		iswi_far_tell(client->far->look_told[iswf_kind_of(request->slot)]);
 	leave(client);
 }
 
@@ -111,6 +111,9 @@ static void request_done(struct iswi_req *req, int error)
 			       request->bytes);
 		bounce_give(client->far, request->bounce);
 	}
+	/* Which of several pages are lost only reads of one page can tell. */
+	if (error == -ENODATA && request->bytes > ISWF_PAGE_BYTES)
+		error = -EIO;
 	answer(request, error);
 }
 
@@ -194,8 +197,6 @@ void iswi_far_look(struct far_client *client, uint32_t kind)
 	uint32_t from = iswf_first_slot(kind), end = from + iswf_slots(kind);
 
 	pthread_mutex_lock(&client->look_lock[kind]);
-	if (client->live)
-		iswi_far_hear(client->bell[kind]);
 	for (uint32_t i = from; client->live && i < end; i++) {
 		struct far_request *request = &client->requests[i];
 		struct iswf_slot *slot = &client->ring->slots[i];

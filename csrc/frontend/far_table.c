@@ -16,9 +16,9 @@ static size_t kept_bytes(uint32_t blocks)
 	return sizeof(struct iswi_far_kept) + blocks * sizeof(struct iswi_far_kept_block);
 }
 
-static int map_kept(struct iswi_far_table *table, int fd, uint32_t blocks, struct isw_error *error)
+static int map_kept(struct iswi_far_table *table, int fd, bool *is_new, struct isw_error *error)
 {
-	size_t bytes = kept_bytes(blocks);
+	size_t bytes = kept_bytes(table->layout.blocks);
 	struct stat attr;
 	void *kept;
 
@@ -37,75 +37,119 @@ static int map_kept(struct iswi_far_table *table, int fd, uint32_t blocks, struc
 				  strerror(errno));
 	table->kept = kept;
 	table->bytes = bytes;
-	if (attr.st_size == 0) {
-		table->kept->magic = KEPT_MAGIC;
-		table->kept->blocks = blocks;
-	}
-	if (table->kept->magic != KEPT_MAGIC || table->kept->blocks != blocks)
+	*is_new = atomic_load(&table->kept->magic) == 0;
+	if (*is_new)
+		memset(kept, 0, bytes);
+	else if (table->kept->magic != KEPT_MAGIC || table->kept->blocks != table->layout.blocks)
 		return iswi_error(error, -EINVAL,
 				  "the table of far memory is one of another device");
 	return 0;
 }
 
+/* Of the slabs that the far range has a part of; the first one may belong to others, too. */
+static uint32_t slab_of(const struct iswi_far_table *table, uint32_t place)
+{
+	const struct iswi_far_layout *l = &table->layout;
+
+	return (uint32_t)((l->offset + (uint64_t)place * ISWF_BLOCK_BYTES) / l->slab_bytes -
+			  l->offset / l->slab_bytes);
+}
+
+static uint32_t first_place(const struct iswi_far_table *table, uint32_t slab)
+{
+	const struct iswi_far_layout *l = &table->layout;
+	uint64_t begin = (l->offset / l->slab_bytes + slab) * l->slab_bytes, first;
+
+	if (begin <= l->offset)
+		return 0;
+	first = (begin - l->offset + ISWF_BLOCK_BYTES - 1) / ISWF_BLOCK_BYTES;
+	return (uint32_t)ISWI_MIN(first, l->blocks);
+}
+
 static int make_volatile(struct iswi_far_table *table)
 {
-	table->uses = calloc(table->blocks, sizeof(*table->uses));
-	table->going = calloc(table->blocks, sizeof(*table->going));
-	if (table->uses == NULL || table->going == NULL)
+	uint32_t blocks = table->layout.blocks;
+
+	table->slabs = slab_of(table, blocks - 1) + 1;
+	table->slab = calloc(table->slabs, sizeof(*table->slab));
+	table->uses = calloc(blocks, sizeof(*table->uses));
+	table->going = calloc(blocks, sizeof(*table->going));
+	if (table->slab == NULL || table->uses == NULL || table->going == NULL)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < ISWI_FAR_CLIENTS_MAX; i++) {
-		table->place[i] = malloc(table->blocks * sizeof(uint32_t));
+		table->place[i] = malloc(blocks * sizeof(uint32_t));
 		if (table->place[i] == NULL)
 			return -ENOMEM;
-		memset(table->place[i], 0xff, table->blocks * sizeof(uint32_t));
+		memset(table->place[i], 0xff, blocks * sizeof(uint32_t));
 	}
 	return 0;
 }
 
-/* What a predecessor gave. A block with a number or an owner that cannot be is of nobody. */
-static void learn(struct iswi_far_table *table)
+static void enter_place(struct iswi_far_table *table, uint32_t place, uint32_t client,
+			uint32_t number)
 {
-	for (uint32_t place = 0; place < table->blocks; place++) {
+	struct iswi_far_slab *slab = &table->slab[slab_of(table, place)];
+
+	if (slab->used++ == 0)
+		slab->job = table->kept->clients[client].job;
+	table->place[client][number] = place;
+	table->used++;
+}
+
+/* What a predecessor gave. */
+static int learn(struct iswi_far_table *table, struct isw_error *error)
+{
+	uint32_t blocks = table->layout.blocks;
+
+	for (uint32_t place = 0; place < blocks; place++) {
 		struct iswi_far_kept_block *block = &table->kept->block[place];
-		uint32_t owner = atomic_load(&block->owner);
+		uint32_t owner = atomic_load(&block->owner), number = block->number;
 
 		if (owner == 0)
 			continue;
-		if (owner > ISWI_FAR_CLIENTS_MAX || block->number >= table->blocks ||
-		    table->place[owner - 1][block->number] != ISWI_FAR_NONE) {
-			atomic_store(&block->owner, 0);
-			continue;
-		}
-		table->place[owner - 1][block->number] = place;
-		table->used++;
+		if (owner > ISWI_FAR_CLIENTS_MAX || number >= blocks ||
+		    atomic_load(&table->kept->clients[owner - 1].used) != 1 ||
+		    table->place[owner - 1][number] != ISWI_FAR_NONE)
+			return iswi_error(error, -EUCLEAN,
+					  "the table of far memory is damaged: it gives block %u "
+					  "to client %u as number %u; nothing was changed",
+					  place, owner, number);
+		enter_place(table, place, owner - 1, number);
 	}
+	return 0;
 }
 
-int iswi_far_table_open(struct iswi_far_table *table, int fd, uint32_t blocks,
-			struct isw_error *error)
+int iswi_far_table_open(struct iswi_far_table *table, int fd, const struct iswi_far_layout *layout,
+			bool *is_new, struct isw_error *error)
 {
 	int code;
 
-	*table = (struct iswi_far_table){.blocks = blocks};
+	*table = (struct iswi_far_table){.layout = *layout};
 	pthread_mutex_init(&table->lock, NULL);
-	code = map_kept(table, fd, blocks, error);
+	code = map_kept(table, fd, is_new, error);
 	if (code == 0) {
 		code = make_volatile(table);
 		if (code != 0)
 			iswi_error(error, code, "no memory for the table of far memory");
 	}
-	if (code != 0) {
+	if (code == 0)
+		code = learn(table, error);
+	if (code != 0)
 		iswi_far_table_close(table);
-		return code;
-	}
-	learn(table);
-	return 0;
+	return code;
+}
+
+void iswi_far_table_begin(struct iswi_far_table *table)
+{
+	table->kept->blocks = table->layout.blocks;
+	atomic_store(&table->kept->magic, KEPT_MAGIC);
 }
 
 void iswi_far_table_close(struct iswi_far_table *table)
 {
 	for (uint32_t i = 0; i < ISWI_FAR_CLIENTS_MAX; i++)
 		free(table->place[i]);
+	free(table->slab);
 	free(table->uses);
 	free(table->going);
 	if (table->kept != NULL)
@@ -114,20 +158,51 @@ void iswi_far_table_close(struct iswi_far_table *table)
 	*table = (struct iswi_far_table){.kept = NULL};
 }
 
-/* Under the lock: the lowest free place, so that a job's end empties whole slabs. */
+/* How badly the slab suits a block of the job; the least is taken. */
+static uint32_t rank_of(const struct iswi_far_table *table, uint32_t number, uint64_t job)
+{
+	const struct iswi_far_layout *l = &table->layout;
+	const struct iswi_far_slab *slab = &table->slab[number];
+	uint32_t device_slab = (uint32_t)(l->offset / l->slab_bytes) + number;
+	uint32_t rank = l->is_mapped(l->ctx, device_slab) ? 0 : 3;
+
+	if (slab->used == 0)
+		return rank + 1;
+	return slab->job == job ? rank : rank + 2;
+}
+
+/* Under the lock: the slab where the job's next block goes; ISWI_FAR_NONE: all are full. */
+static uint32_t choose_slab(const struct iswi_far_table *table, uint64_t job)
+{
+	uint32_t best = ISWI_FAR_NONE, best_rank = UINT32_MAX;
+
+	for (uint32_t i = 0; i < table->slabs && best_rank > 0; i++) {
+		uint32_t rank;
+
+		if (table->slab[i].used == first_place(table, i + 1) - first_place(table, i))
+			continue;
+		rank = rank_of(table, i, job);
+		if (rank < best_rank) {
+			best = i;
+			best_rank = rank;
+		}
+	}
+	return best;
+}
+
+/* Under the lock. */
 static uint32_t give(struct iswi_far_table *table, uint32_t client, uint32_t number)
 {
-	uint32_t place = table->free_from;
+	uint32_t slab = choose_slab(table, table->kept->clients[client].job), place;
 
-	while (place < table->blocks && atomic_load(&table->kept->block[place].owner) != 0)
-		place++;
-	table->free_from = place;
-	if (place == table->blocks)
+	if (slab == ISWI_FAR_NONE)
 		return ISWI_FAR_NONE;
+	place = first_place(table, slab);
+	while (atomic_load(&table->kept->block[place].owner) != 0)
+		place++; /* ends: the slab is not full */
 	table->kept->block[place].number = number;
 	atomic_store(&table->kept->block[place].owner, client + 1);
-	table->place[client][number] = place;
-	table->used++;
+	enter_place(table, place, client, number);
 	return place;
 }
 
@@ -137,7 +212,7 @@ int iswi_far_place_get(struct iswi_far_table *table, uint32_t client, uint32_t n
 	uint32_t place;
 	int code = 0;
 
-	if (number >= table->blocks)
+	if (number >= table->layout.blocks)
 		return -EINVAL;
 	pthread_mutex_lock(&table->lock);
 	place = table->place[client][number];
@@ -189,8 +264,8 @@ void iswi_far_place_left(struct iswi_far_table *table, uint32_t place, bool disc
 
 		atomic_store(&block->owner, 0);
 		table->place[client][block->number] = ISWI_FAR_NONE;
+		table->slab[slab_of(table, place)].used--;
 		table->used--;
-		table->free_from = ISWI_MIN(table->free_from, place);
 	}
 	pthread_mutex_unlock(&table->lock);
 }
@@ -200,15 +275,15 @@ uint32_t iswi_far_place_next(struct iswi_far_table *table, uint32_t client, uint
 	uint32_t place;
 
 	pthread_mutex_lock(&table->lock);
-	for (place = from; place < table->blocks; place++)
+	for (place = from; place < table->layout.blocks; place++)
 		if (atomic_load(&table->kept->block[place].owner) == client + 1)
 			break;
-	if (place < table->blocks) {
+	if (place < table->layout.blocks) {
 		table->uses[place]++;
 		table->going[place] = true;
 	}
 	pthread_mutex_unlock(&table->lock);
-	return place < table->blocks ? place : ISWI_FAR_NONE;
+	return place < table->layout.blocks ? place : ISWI_FAR_NONE;
 }
 
 uint32_t iswi_far_places_used(struct iswi_far_table *table)

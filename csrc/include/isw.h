@@ -724,7 +724,11 @@ struct isw_frontend_config {
 	uint64_t identity; /* ublk: kept by the kernel, which uses device numbers again */
 	uint32_t queues;   /* ublk: 0: chosen */
 	uint32_t request_bytes_max; /* nbd: larger requests are refused */
-	/* far: who has which block, in memory that outlives this process; empty of a new device. */
+	/*
+	 * far: who has which block, in memory that outlives this process; empty of a new device.
+	 * With an empty one all that was in the far range is discarded. -EINVAL: of another
+	 * device; -EUCLEAN: damaged.
+	 */
 	int32_t table_fd;
 	/* isw_frontend_prepare: of the predecessor's. */
 	uint32_t device_id;  /* ublk */
@@ -732,13 +736,39 @@ struct isw_frontend_config {
 	const void *note;    /* copied */
 };
 
+/*
+ * What the processes of far memory's jobs say of themselves: of those that live and those that
+ * ended, summed up. For people; nothing depends on it.
+ */
+struct isw_far_told {
+	uint64_t pages_out, pages_in;
+	uint64_t small_fetches; /* of a part of a block; fetches: of all of it */
+	uint64_t fetches;
+	uint64_t fetch_wait_ns; /* threads waited for pages */
+	uint64_t room_waits;    /* threads waited until others' pages had left */
+	uint64_t room_wait_ns;
+	uint64_t pages_lost; /* their bytes are gone for good: SIGBUS */
+	/* Pages that are the kernel's again, by reason: see enum iswf_why (csrc/far/ring.h). */
+	uint64_t back_fork, back_locked, back_protected, back_policy, back_fixed, back_moved;
+	uint64_t back_advice, back_ended, back_pinned, back_stack;
+	/* Processes whose memory is never far, by reason: see enum iswf_off. */
+	uint64_t off_kernel, off_permission, off_cgroup, off_addresses, off_locked, off_threads;
+	uint64_t off_resources, off_device, off_sandbox;
+};
+
 /* What is known of a front end. Each kind names the members that it sets; the others are 0. */
 struct isw_frontend_info {
 	uint64_t size_bytes;   /* all */
 	uint32_t requests_max; /* all: in flight at once */
 	uint32_t device_id;    /* ublk: N of /dev/ublkbN */
-	uint32_t connections;  /* nbd: of those served, how many have not ended; far: processes */
-	uint64_t used_bytes;   /* far: in blocks that somebody has */
+	/*
+	 * nbd: of those served, how many have not ended. far: processes with memory there; while
+	 * it is not 0, to destroy the front end takes that memory from them, unless a successor
+	 * serves the job's socket.
+	 */
+	uint32_t connections;
+	uint64_t used_bytes;     /* far: in blocks that somebody has */
+	struct isw_far_told far; /* far */
 };
 
 /*
@@ -775,9 +805,10 @@ int isw_frontend_handover(isw_frontend *frontend, int32_t *fd_out, void *note_ou
 			  struct isw_error *error);
 /*
  * Serves one more connection, of which it makes a copy. nbd: a stream socket in transmission, whose
- * other end the kernel has; any thread. fuse, prepared: the connection of a predecessor that is
- * dead, whose unanswered requests the kernel sends again; after an error the front end can only be
- * destroyed.
+ * other end the kernel has; any thread. far: one end of a job's SEQPACKET socket pair, before the
+ * job starts, or that of a predecessor that is dead, whose clients come back; any thread. -ENOSPC:
+ * too many jobs at once. fuse, prepared: the connection of a predecessor that is dead, whose
+ * unanswered requests the kernel sends again; after an error the front end can only be destroyed.
  */
 int isw_frontend_serve(isw_frontend *frontend, int32_t fd, struct isw_error *error);
 /*

@@ -77,7 +77,9 @@ def check(result: int, what: str, error: Any = None) -> int:
 
 @functools.cache  # to list the fields takes longer than to read them
 def _int_names(struct_type: Any) -> tuple[str, ...]:
-    return tuple(name for name, kind in struct_type.fields if kind.type.kind != "array")
+    return tuple(
+        name for name, kind in struct_type.fields if kind.type.kind not in ("array", "struct")
+    )
 
 
 def struct_ints(struct: Any) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from infiniswap import rights
 from infiniswap.engine.binding import Handle, check, ffi, lib, struct_ints, text_of
-from infiniswap.engine.protocol import FrontendConfig, FrontendInfo
+from infiniswap.engine.protocol import FarTold, FrontendConfig, FrontendInfo
 from infiniswap.errors import (
     ConflictError,
     EngineError,
@@ -65,7 +65,8 @@ class NativeFrontend:
         info = ffi.new("struct isw_frontend_info *")
         with self._handle.use() as frontend:
             lib.isw_frontend_info(frontend, info)
-        return FrontendInfo(**struct_ints(info[0]))
+        far = FarTold(**struct_ints(info[0].far))
+        return FrontendInfo(**struct_ints(info[0]), far=far)
 
     def handover(self) -> tuple[int, bytes]:
         """Any thread. EngineError EOPNOTSUPP."""
@@ -78,7 +79,8 @@ class NativeFrontend:
         return int(fd[0]), bytes(ffi.buffer(note, count))
 
     def serve(self, descriptor: int) -> None:
-        """Kind nbd: any thread. Kind fuse: blocking, worker thread; EngineError EPROTO, ENODEV."""
+        """Kinds nbd, far: any thread. Kind fuse: blocking, worker thread; EngineError EPROTO,
+        ENODEV."""
         error = ffi.new("struct isw_error *")
         with self._handle.use() as frontend:
             result = lib.isw_frontend_serve(frontend, descriptor, error)

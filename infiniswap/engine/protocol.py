@@ -255,6 +255,52 @@ class FrontendConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FarTold:
+    """Counts that the processes of far memory's jobs keep of themselves (struct isw_far_told).
+
+    They are summed over the processes that live and those that have ended.
+
+    Attributes:
+        small_fetches: Fetches of a part of a block; `fetches` counts fetches of whole blocks.
+        fetch_wait_ns: Time that threads waited for pages.
+        room_waits: How often a thread waited until other pages had left.
+        pages_lost: Pages whose bytes are gone for good (SIGBUS).
+        back_fork: Pages handed back to the kernel because the process forked. The other `back_`
+            fields are the other reasons: enum iswf_why in csrc/far/ring.h describes each.
+        off_kernel: Processes whose memory is never far because the kernel cannot move pages. The
+            other `off_` fields are the other reasons: enum iswf_off describes each.
+    """
+
+    pages_out: int = 0
+    pages_in: int = 0
+    small_fetches: int = 0
+    fetches: int = 0
+    fetch_wait_ns: int = 0
+    room_waits: int = 0
+    room_wait_ns: int = 0
+    pages_lost: int = 0
+    back_fork: int = 0
+    back_locked: int = 0
+    back_protected: int = 0
+    back_policy: int = 0
+    back_fixed: int = 0
+    back_moved: int = 0
+    back_advice: int = 0
+    back_ended: int = 0
+    back_pinned: int = 0
+    back_stack: int = 0
+    off_kernel: int = 0
+    off_permission: int = 0
+    off_cgroup: int = 0
+    off_addresses: int = 0
+    off_locked: int = 0
+    off_threads: int = 0
+    off_resources: int = 0
+    off_device: int = 0
+    off_sandbox: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class FrontendInfo:
     """What is known of a front end (struct isw_frontend_info).
 
@@ -262,9 +308,11 @@ class FrontendInfo:
         size_bytes: of the device.
         requests_max: how many can be in flight at once.
         device_id: ublk: N of /dev/ublkbN.
-        used_bytes: far: in blocks that somebody has.
         connections: nbd: of those served, how many have not ended; CONNECTION_LOST is reported
-            when one does.
+            when one does. far: processes with far memory; closing the front end takes that memory
+            from them unless a successor serves the job's socket.
+        used_bytes: far: in blocks that somebody has.
+        far: Counts of far memory's processes.
     """
 
     size_bytes: int
@@ -272,6 +320,7 @@ class FrontendInfo:
     device_id: int = 0
     connections: int = 0
     used_bytes: int = 0
+    far: FarTold = FarTold()
 
 
 class Frontend(Protocol):
@@ -287,7 +336,8 @@ class Frontend(Protocol):
 
     def serve(self, descriptor: int) -> None:
         """Serves one more connection, of which it makes a copy: kind nbd a socket in transmission,
-        kind fuse (*blocking*, once prepared) the connection of a dead predecessor."""
+        kind far a job's socket, before the job starts or after the predecessor's death, kind fuse
+        (*blocking*, once prepared) the connection of a dead predecessor."""
 
     def take_over(self, wait_ms_max: int) -> None:
         """Blocking. Kind ublk, once prepared: serves the device of a predecessor that is dead.

@@ -15,10 +15,12 @@
 #include "check.h"
 #include "far/ring.h"
 
+#define HELLO_FDS_MAX 64u
+
 struct far_tester {
 	struct iswf_ring *ring;
 	struct iswf_welcome welcome;
-	int sock, bell[ISWF_KINDS];
+	int sock, ring_fd, bell[ISWF_KINDS];
 };
 
 static inline int open_uffd(void)
@@ -30,28 +32,38 @@ static inline int open_uffd(void)
 	return fd;
 }
 
-/* Says hello on the job's socket, with these descriptors; what is refused is in the welcome. */
-static inline void say_hello(int job, const struct iswf_hello *hello, int their_end, int uffd)
+/* Says hello on the job's socket, with these descriptors. */
+static inline void send_hello(int job, const struct iswf_hello *hello, const int *fds, size_t count)
 {
-	int fds[] = {their_end, uffd};
 	union {
-		char bytes[CMSG_SPACE(sizeof(fds))];
+		char bytes[CMSG_SPACE(HELLO_FDS_MAX * sizeof(int))];
 		struct cmsghdr align;
 	} control = {.bytes = {0}};
 	struct iovec data = {(void *)(uintptr_t)hello, sizeof(*hello)};
 	struct msghdr message = {
 		.msg_iov = &data,
 		.msg_iovlen = 1,
-		.msg_control = control.bytes,
-		.msg_controllen = sizeof(control.bytes),
+		.msg_control = count > 0 ? control.bytes : NULL,
+		.msg_controllen = count > 0 ? CMSG_SPACE(count * sizeof(int)) : 0,
 	};
 	struct cmsghdr *part = CMSG_FIRSTHDR(&message);
 
-	part->cmsg_level = SOL_SOCKET;
-	part->cmsg_type = SCM_RIGHTS;
-	part->cmsg_len = CMSG_LEN(sizeof(fds));
-	memcpy(CMSG_DATA(part), fds, sizeof(fds));
+	CHECK(count <= HELLO_FDS_MAX);
+	if (part != NULL) {
+		part->cmsg_level = SOL_SOCKET;
+		part->cmsg_type = SCM_RIGHTS;
+		part->cmsg_len = CMSG_LEN(count * sizeof(int));
+		memcpy(CMSG_DATA(part), fds, count * sizeof(int));
+	}
 	CHECK_EQ(sendmsg(job, &message, 0), (ssize_t)sizeof(*hello));
+}
+
+/* The usual one; what is refused is in the welcome. */
+static inline void say_hello(int job, const struct iswf_hello *hello, int their_end, int uffd)
+{
+	const int fds[] = {their_end, uffd};
+
+	send_hello(job, hello, fds, 2);
 }
 
 static inline void hear_welcome(struct far_tester *t)
@@ -77,7 +89,7 @@ static inline void hear_welcome(struct far_tester *t)
 	memcpy(fds, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fds));
 	t->ring = mmap(NULL, ISWF_RING_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
 	CHECK(t->ring != MAP_FAILED);
-	close(fds[0]);
+	t->ring_fd = fds[0];
 	t->bell[0] = fds[1];
 	t->bell[1] = fds[2];
 }
@@ -109,6 +121,7 @@ static inline struct far_tester connect_far(int job)
 static inline void leave_far(struct far_tester *t)
 {
 	munmap(t->ring, ISWF_RING_BYTES);
+	close(t->ring_fd);
 	close(t->bell[0]);
 	close(t->bell[1]);
 	close(t->sock);

@@ -1,82 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The front end far: its rules (csrc/frontend/far.h), with clients that keep to them or do not. */
 #include <sched.h>
-#include <signal.h>
-#include <sys/wait.h>
 
-#include "far_device.h"
-
-#include "far_client.h"
+#include "far_world.h"
 #include "tests.h"
-
-#define FAR_BLOCKS 12u
-#define FAR_BYTES  (FAR_BLOCKS * (uint64_t)ISWF_BLOCK_BYTES)
-#define WRITER     ISWF_READ_SLOTS /* the first slot of writes */
-#define SECRET     0xfeedface12345678ull
-
-struct world {
-	struct far_donor donor;
-	isw_engine *engine;
-	isw_frontend *frontend;
-	int table, job;
-};
-
-static void begin(struct world *w)
-{
-	struct isw_engine_config config = far_engine_config(FAR_BYTES, -1, -1);
-	struct isw_error error = {0};
-	int pair[2];
-
-	make_far_donor(&w->donor, FAR_BYTES);
-	CHECK_OK(isw_engine_create(&config, NULL, &w->engine, &error), error);
-	use_far_donor(w->engine, &w->donor, false);
-	w->table = memfd_create("table", MFD_CLOEXEC);
-	CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-	w->frontend = start_far(w->engine, w->table, pair[0]);
-	close(pair[0]);
-	w->job = pair[1];
-}
-
-static void finish(struct world *w)
-{
-	isw_frontend_destroy(w->frontend);
-	isw_engine_destroy(w->engine);
-	isw_store_destroy(w->donor.store);
-	close(w->table);
-	close(w->job);
-}
-
-static uint64_t used(const struct world *w)
-{
-	struct isw_frontend_info info;
-
-	isw_frontend_info(w->frontend, &info);
-	return info.used_bytes / ISWF_BLOCK_BYTES;
-}
-
-static void wait_used(const struct world *w, uint64_t blocks)
-{
-	for (uint32_t i = 0; used(w) != blocks; i++) {
-		CHECK(i < 20000);
-		pause_ms(1);
-	}
-}
-
-static void fill(struct far_tester *t, uint32_t slot, uint64_t value)
-{
-	char *bytes = iswf_bytes(t->ring, slot);
-
-	for (uint32_t i = 0; i < ISWF_BLOCK_BYTES; i += 8)
-		memcpy(bytes + i, &value, 8);
-}
-
-static uint64_t word_of(struct far_tester *t, uint32_t slot, uint32_t page)
-{
-	uint64_t value;
-
-	memcpy(&value, iswf_bytes(t->ring, slot) + (size_t)page * ISWF_PAGE_BYTES, 8);
-	return value;
-}
 
 TEST(what_was_written_is_read)
 {
@@ -158,23 +85,6 @@ TEST(a_full_range_is_an_answer)
 	finish(&w);
 }
 
-/* A child that connects, does something, and is killed; its exit code, or 0. */
-static void in_child(struct world *w, void (*run)(struct far_tester *t))
-{
-	int status;
-	pid_t pid = fork();
-
-	CHECK(pid >= 0);
-	if (pid == 0) {
-		struct far_tester t = connect_far(w->job);
-
-		run(&t);
-		kill(getpid(), SIGKILL);
-	}
-	CHECK_EQ(waitpid(pid, &status, 0), pid);
-	CHECK(WIFSIGNALED(status));
-}
-
 static void write_secrets(struct far_tester *t)
 {
 	fill(t, WRITER, SECRET);
@@ -253,27 +163,12 @@ TEST(a_client_that_scribbles_harms_itself)
 TEST(a_ring_cannot_shrink)
 {
 	struct world w;
-	struct iswf_hello hello = {.magic = ISWF_MAGIC, .version = ISWF_VERSION};
-	int pair[2], uffd = open_uffd(), ring;
-	char path[64];
-	struct far_tester t = {.ring = NULL};
-	FILE *maps;
+	struct far_tester t;
 
 	begin(&w);
-	CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-	say_hello(w.job, &hello, pair[1], uffd);
-	close(pair[1]);
-	t.sock = pair[0];
-	hear_welcome(&t);
-	snprintf(path, sizeof(path), "/proc/self/map_files/%lx-%lx", (unsigned long)t.ring,
-		 (unsigned long)t.ring + ISWF_RING_BYTES);
-	ring = open(path, O_RDWR | O_CLOEXEC);
-	maps = ring < 0 ? NULL : fdopen(ring, "r+");
-	if (maps != NULL) { /* root alone may open it that way */
-		CHECK(ftruncate(ring, 0) != 0 && errno == EPERM);
-		fclose(maps);
-	}
-	close(uffd);
+	t = connect_far(w.job);
+	CHECK(ftruncate(t.ring_fd, 0) != 0 && errno == EPERM);
+	CHECK(ftruncate(t.ring_fd, 2 * ISWF_RING_BYTES) != 0 && errno == EPERM);
 	leave_far(&t);
 	finish(&w);
 }
@@ -304,20 +199,14 @@ TEST(a_successor_gives_clients_their_blocks_again)
 	struct world w;
 	struct far_tester t, liar;
 	struct iswf_hello hello = {.magic = ISWF_MAGIC, .version = ISWF_VERSION};
-	int uffd = open_uffd(), pair[2];
+	int uffd = open_uffd();
 
 	begin(&w);
 	t = connect_far(w.job);
 	fill(&t, WRITER, SECRET);
 	CHECK_EQ(far_do(&t, WRITER, ISWF_WRITE, 7, 0, ISWF_BLOCK_PAGES), 0);
 	hello.client = t.welcome.client;
-	/* The front end ends as its process would; its engine stays what it was. */
-	isw_frontend_destroy(w.frontend);
-	CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-	w.frontend = start_far(w.engine, w.table, pair[0]);
-	close(pair[0]);
-	close(w.job);
-	w.job = pair[1];
+	succeed(&w);
 	CHECK_EQ(used(&w), 1);
 	liar = connect_with(w.job, hello, uffd);
 	CHECK_EQ(liar.welcome.refused, -EINVAL);

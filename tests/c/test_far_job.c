@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 
 #include "far_device.h"
+#include "frontend/far_table.h"
 
 #define FAR_BYTES  (1024 * MIB)
 #define JOB_FD     600
@@ -304,55 +305,161 @@ static void bury(const struct process *process)
 	close(process->served);
 }
 
+/* A job whose device's process is one that may be killed. */
+struct lives {
+	struct ledger *ledger;
+	struct process active;
+	uint32_t life;
+	int fds[5]; /* the job's socket, state, table, key, ledger */
+	int job_end;
+};
+
+static void begin_lives(struct lives *l)
+{
+	int pair[2], ledger_fd = memfd_create("ledger", MFD_CLOEXEC), key;
+	struct isw_error error = {0};
+
+	CHECK_EQ(ftruncate(ledger_fd, sizeof(*l->ledger)), 0);
+	l->ledger =
+		mmap(NULL, sizeof(*l->ledger), PROT_READ | PROT_WRITE, MAP_SHARED, ledger_fd, 0);
+	CHECK(l->ledger != MAP_FAILED);
+	make_far_donor(&l->ledger->donor, FAR_BYTES);
+	atomic_store(&l->ledger->tickets, 1);
+	CHECK_OK(isw_seal_key_make(&key, &error), error);
+	CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	l->fds[0] = pair[0];
+	l->fds[1] = memfd_create("state", MFD_CLOEXEC);
+	l->fds[2] = memfd_create("table", MFD_CLOEXEC);
+	l->fds[3] = key;
+	l->fds[4] = ledger_fd;
+	l->job_end = pair[1];
+	l->life = 0;
+	l->active = spawn_device(0, l->fds);
+	wait_served(&l->active);
+}
+
+/* The active one is killed, and that one takes over. */
+static void kill_device(struct lives *l, struct process standby)
+{
+	CHECK_EQ(kill(l->active.pid, SIGKILL), 0);
+	CHECK_EQ(write(standby.go, "", 1), 1);
+	CHECK_EQ(lease_renew(l->ledger->donor.store, l->ledger->donor.lease, REAL_WAIT_MS,
+			     l->ledger->donor.ticket),
+		 0);
+	atomic_store(&l->ledger->tickets, ++l->life + 1);
+	wait_served(&standby);
+	bury(&l->active);
+	l->active = standby;
+}
+
+/* Nothing of any job's is left in the table, whoever was killed at what moment. */
+static void wait_table_empty(const struct lives *l)
+{
+	const struct iswi_far_kept *kept;
+	uint32_t used = 1;
+
+	kept = mmap(NULL, sizeof(*kept) + FAR_BYTES / ISWF_BLOCK_BYTES * sizeof(kept->block[0]),
+		    PROT_READ, MAP_SHARED, l->fds[2], 0);
+	CHECK(kept != MAP_FAILED);
+	for (uint32_t tries = 0; used > 0; tries++) {
+		CHECK(tries < 20000);
+		pause_ms(1);
+		used = 0;
+		for (uint32_t i = 0; i < kept->blocks; i++)
+			used += atomic_load(&kept->block[i].owner) != 0;
+		for (uint32_t i = 0; i < ISWI_FAR_CLIENTS_MAX; i++)
+			used += atomic_load(&kept->clients[i].used) != 0;
+	}
+}
+
+static void end_lives(struct lives *l)
+{
+	wait_table_empty(l);
+	CHECK_EQ(kill(l->active.pid, SIGKILL), 0);
+	bury(&l->active);
+	for (size_t i = 0; i < ISWI_ARRAY_LEN(l->fds); i++)
+		close(l->fds[i]);
+	close(l->job_end);
+	isw_store_destroy(l->ledger->donor.store);
+	munmap(l->ledger, sizeof(*l->ledger));
+}
+
+static void end_job(const struct job *job)
+{
+	write_file("far_job.end", "");
+	CHECK_EQ(end_of(job), 0);
+	unlink("far_job.end");
+}
+
 /* The device's process is killed again and again while the program runs. */
 static void a_killed_device_costs_nothing(uint32_t deaths, uint64_t seed)
 {
-	int key, pair[2], ledger_fd = memfd_create("ledger", MFD_CLOEXEC);
-	struct isw_error error = {0};
-	struct ledger *ledger;
-	struct process active;
 	uint64_t random = seed | 1;
+	struct lives l;
 	struct job job;
 
-	CHECK_EQ(ftruncate(ledger_fd, sizeof(*ledger)), 0);
-	ledger = mmap(NULL, sizeof(*ledger), PROT_READ | PROT_WRITE, MAP_SHARED, ledger_fd, 0);
-	CHECK(ledger != MAP_FAILED);
-	make_far_donor(&ledger->donor, FAR_BYTES);
-	atomic_store(&ledger->tickets, 1);
-	CHECK_OK(isw_seal_key_make(&key, &error), error);
-	CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-	const int fds[] = {pair[0], memfd_create("state", MFD_CLOEXEC),
-			   memfd_create("table", MFD_CLOEXEC), key, ledger_fd};
-
-	active = spawn_device(0, fds);
-	wait_served(&active);
-	job = start_job("until", "0", pair[1]);
+	begin_lives(&l);
+	job = start_job("until", "0", l.job_end);
 	wait_for_word(&job);
-	for (uint32_t life = 1; life <= deaths; life++) {
-		struct process standby = spawn_device(life, fds);
+	for (uint32_t i = 0; i < deaths; i++) {
+		struct process standby = spawn_device(l.life + 1, l.fds);
 
 		pause_ms(20 + below(&random, 300));
-		CHECK_EQ(kill(active.pid, SIGKILL), 0);
-		CHECK_EQ(write(standby.go, "", 1), 1);
-		CHECK_EQ(lease_renew(ledger->donor.store, ledger->donor.lease, REAL_WAIT_MS,
-				     ledger->donor.ticket),
-			 0);
-		atomic_store(&ledger->tickets, life + 1);
-		wait_served(&standby);
-		bury(&active);
-		active = standby;
+		kill_device(&l, standby);
 	}
 	pause_ms(200);
-	write_file("far_job.end", "");
-	CHECK_EQ(end_of(&job), 0);
-	unlink("far_job.end");
-	CHECK_EQ(kill(active.pid, SIGKILL), 0);
-	bury(&active);
-	for (size_t i = 0; i < ISWI_ARRAY_LEN(fds); i++)
-		close(fds[i]);
-	close(pair[1]);
-	isw_store_destroy(ledger->donor.store);
-	munmap(ledger, sizeof(*ledger));
+	end_job(&job);
+	end_lives(&l);
+}
+
+/* The second kill comes while the clients of the first are still coming back. */
+static void a_device_killed_twice_costs_nothing(uint32_t times, uint64_t seed)
+{
+	uint64_t random = seed | 1;
+	struct lives l;
+	struct job job;
+
+	begin_lives(&l);
+	job = start_job("until", "0", l.job_end);
+	wait_for_word(&job);
+	for (uint32_t i = 0; i < times; i++) {
+		struct process first = spawn_device(l.life + 1, l.fds);
+		struct process second = spawn_device(l.life + 2, l.fds);
+
+		pause_ms(50 + below(&random, 100));
+		kill_device(&l, first);
+		pause_ms(below(&random, 100));
+		kill_device(&l, second);
+	}
+	pause_ms(200);
+	end_job(&job);
+	end_lives(&l);
+}
+
+/* A process of the job is killed, and before its blocks are free the device's process, too. */
+static void a_client_that_ends_with_the_device_leaves_nothing(uint32_t times, uint64_t seed)
+{
+	uint64_t random = seed | 1;
+	struct job job, other;
+	struct lives l;
+
+	begin_lives(&l);
+	job = start_job("until", "0", l.job_end);
+	wait_for_word(&job);
+	for (uint32_t i = 0; i < times; i++) {
+		struct process standby = spawn_device(l.life + 1, l.fds);
+
+		other = start_job("until", "0", l.job_end);
+		wait_for_word(&other);
+		pause_ms(below(&random, 50));
+		CHECK_EQ(kill(other.pid, SIGKILL), 0);
+		pause_us(below(&random, 3000));
+		kill_device(&l, standby);
+		CHECK(WIFSIGNALED(end_of(&other)));
+	}
+	pause_ms(200);
+	end_job(&job);
+	end_lives(&l);
 }
 
 static bool kernel_moves(void)
@@ -392,6 +499,8 @@ int main(int argc, char **argv)
 	a_killed_job_leaves_nothing();
 	lost_bytes_are_never_zeros();
 	a_killed_device_costs_nothing(4, seed);
+	a_device_killed_twice_costs_nothing(2, seed);
+	a_client_that_ends_with_the_device_leaves_nothing(3, seed);
 	remove_directory();
 	return 0;
 }
