@@ -289,6 +289,10 @@ enum iswf_phase { ISWF_OFF, ISWF_WANTED, ISWF_STARTING, ISWF_ON, ISWF_REFUSED };
 extern atomic_int iswf_phase;
 /* Called where the program itself calls an allocator: starts what is wanted. True: it is on. */
 bool iswf_start(void);
+/* Around a fork, in the thread that makes it. */
+void iswf_before_fork(void);
+void iswf_after_fork(void);
+void iswf_in_child(void);
 void iswf_leave_thread(void); /* the calling thread ends by pthread_exit() */
 uint64_t iswf_now_ns(void);
 

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE 1
 #include <dlfcn.h>
 #include <errno.h>
+#include <linux/sched.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <signal.h>
@@ -86,6 +87,7 @@ static void look_up(void)
 	LOOK(mmap), LOOK(munmap), LOOK(mremap), LOOK(madvise), LOOK(mprotect);
 	LOOK(mlock), LOOK(mlock2), LOOK(mlockall), LOOK(prctl), LOOK(syscall), LOOK(ioctl);
 	LOOK(close), LOOK(close_range), LOOK(closefrom), LOOK(dup2), LOOK(dup3);
+	*(void **)&next.fork_alone = dlsym(RTLD_NEXT, "_Fork");
 	LOOK(pthread_exit), LOOK(pthread_attr_setstack);
 	looking = false;
 #undef LOOK
@@ -540,6 +542,42 @@ EXPORT int prctl(int option, ...)
 	return NEXT->prctl(option, a[0], a[1], a[2], a[3]);
 }
 
+/* Forks that run no handlers. */
+static bool is_fork(long number, const long a[6])
+{
+#ifdef SYS_fork
+	if (number == SYS_fork)
+		return true;
+#endif
+	if (number == SYS_clone)
+		return !(a[0] & CLONE_VM);
+#ifdef SYS_clone3
+	if (number == SYS_clone3 && a[0] != 0)
+		return !(((const struct clone_args *)a[0])->flags & CLONE_VM);
+#endif
+	return false;
+}
+
+static long forked(long pid)
+{
+	int err = errno;
+
+	if (pid == 0)
+		iswf_in_child();
+	else
+		iswf_after_fork();
+	errno = err;
+	return pid;
+}
+
+EXPORT pid_t _Fork(void)
+{
+	iswf_before_fork();
+	return (pid_t)forked(NEXT->fork_alone != NULL
+				     ? NEXT->fork_alone()
+				     : NEXT->syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
+}
+
 EXPORT long syscall(long number, ...)
 {
 	long a[6];
@@ -561,6 +599,10 @@ EXPORT long syscall(long number, ...)
 	if (number == SYS_mbind)
 		surrender((void *)a[0], (size_t)a[1], ISWF_WHY_POLICY);
 #endif
+	if (is_fork(number, a)) {
+		iswf_before_fork();
+		return forked(NEXT->syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]));
+	}
 	return NEXT->syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 

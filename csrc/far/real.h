@@ -33,6 +33,7 @@ struct iswf_real {
 	int (*dup2)(int, int);
 	int (*dup3)(int, int, int);
 	void (*pthread_exit)(void *);
+	pid_t (*fork_alone)(void); /* _Fork; NULL before glibc 2.34 */
 	int (*pthread_attr_setstack)(pthread_attr_t *, void *, size_t);
 };
 

@@ -37,6 +37,7 @@
 #define A (&iswf_agent)
 
 atomic_int iswf_phase;
+static pid_t owner; /* the process that the agent is for: a child of vfork() is another one */
 
 uint64_t iswf_now_ns(void)
 {
@@ -218,7 +219,7 @@ static void open_gate(bool open)
  * held over the fork: other libraries' handlers run meanwhile, in any order, and may wait for
  * threads that need it.
  */
-static void before_fork(void)
+void iswf_before_fork(void)
 {
 	/* First, whether it is on or not: it may be starting. Pairs with iswf_take(). */
 	atomic_fetch_add(&A->forks, 1);
@@ -226,16 +227,17 @@ static void before_fork(void)
 		(void)iswf_do_errand(ISWF_ALL_HOME, NULL, 0, ISWF_WHY_FORK);
 }
 
-static void after_fork(void)
+void iswf_after_fork(void)
 {
 	atomic_fetch_sub(&A->forks, 1);
 }
 
 /* Alone in a copy of the process, whose other threads may have held any lock. */
-static void in_child(void)
+void iswf_in_child(void)
 {
 	int phase = atomic_load(&iswf_phase);
 
+	owner = getpid();
 	atomic_store(&A->forks, 0); /* other threads' forks are not under way here */
 	if (phase != ISWF_ON && phase != ISWF_STARTING)
 		return;
@@ -345,7 +347,7 @@ bool iswf_start(void)
 
 	if (phase == ISWF_ON)
 		return true;
-	if ((phase != ISWF_OFF && phase != ISWF_WANTED) ||
+	if ((phase != ISWF_OFF && phase != ISWF_WANTED) || getpid() != owner ||
 	    !atomic_compare_exchange_strong(&iswf_phase, &phase, ISWF_STARTING))
 		return false;
 	A->ops = &iswf_real_ops;
@@ -373,10 +375,12 @@ __attribute__((constructor)) static void spare_inherited(void)
 {
 	struct settings settings;
 
-	if (!read_settings(&settings) || pthread_atfork(before_fork, after_fork, in_child) != 0) {
+	if (!read_settings(&settings) ||
+	    pthread_atfork(iswf_before_fork, iswf_after_fork, iswf_in_child) != 0) {
 		atomic_store(&iswf_phase, ISWF_REFUSED);
 		return;
 	}
+	owner = getpid();
 	iswf_inherit_fd(settings.job_fd);
 	if (settings.device_fd >= 0)
 		iswf_inherit_fd(settings.device_fd);

@@ -247,6 +247,44 @@ static int case_fork(void)
 	return 0;
 }
 
+/* By ways that run no handlers. */
+static int case_raw_fork(void)
+{
+	unsigned char *at = away(BYTES, 26), *more;
+
+	for (int way = 0; way < 2; way++) {
+		pid_t pid = way == 0 ? (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : _Fork();
+
+		CHECK(pid >= 0);
+		if (pid == 0) {
+			more = malloc(BYTES);
+			_exit(holds(at, BYTES, 26) && more != NULL ? 0 : 94);
+		}
+		CHECK_EQ(end_of(pid), 0);
+		CHECK(holds(at, BYTES, 26));
+	}
+	more = away(BYTES, 27);
+	CHECK(holds(more, BYTES, 27));
+	return 0;
+}
+
+/* The first to ask for memory is a process of its own in this one's memory, and it ends soon. */
+static int case_vfork_first(void)
+{
+	static unsigned char *at;
+	pid_t pid = vfork();
+
+	if (pid == 0) {
+		at = malloc(BYTES);
+		_exit(at == NULL);
+	}
+	CHECK_EQ(end_of(pid), 0);
+	fill(at, BYTES, 28);
+	CHECK(holds(at, BYTES, 28));
+	free(at);
+	return case_plain();
+}
+
 /* A lock as an allocator has one: taken over each fork, and held by who asks for memory. */
 static pthread_mutex_t library_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool ended;
@@ -718,6 +756,8 @@ int main(int argc, char **argv)
 		{"plain", case_plain},
 		{"exec", case_exec},
 		{"fork", case_fork},
+		{"raw-fork", case_raw_fork},
+		{"vfork-first", case_vfork_first},
 		{"handlers-of-forks", case_handlers_of_forks},
 		{"closes", case_closes},
 		{"other-descriptors", case_other_descriptors},

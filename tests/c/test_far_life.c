@@ -215,6 +215,8 @@ static void programs_begin_anew(void)
 	counts = has_agents("fork", 2);
 	CHECK(counts.back[ISWF_WHY_FORK] >= PAGES_MIN);
 	(void)has_agents("handlers-of-forks", 1);
+	(void)has_agents("raw-fork", 1);
+	(void)has_agents("vfork-first", 1);
 }
 
 static void descriptors_are_kept(void)
