@@ -146,7 +146,7 @@ def test_an_installation_needs_no_compiler_and_lacks_no_part(installed: Path) ->
     done = ran(installed / "bin" / "python", "-I", "-c", FEATURES, env=bare)
     path, *features = done.stdout.split()
     assert Path(path).is_relative_to(installed), "the test looks at the checkout"
-    assert features == ["fuse", "nbd", "nbd-socket", "rdma", "seal", "ublk", "uring"]
+    assert features == ["far", "fuse", "nbd", "nbd-socket", "rdma", "seal", "ublk", "uring"]
     (holder,) = installed.glob("lib/python*/site-packages/infiniswap/device/infiniswap-holder")
     assert os.access(holder, os.X_OK)
     (agent,) = installed.glob("lib/python*/site-packages/infiniswap/device/libinfiniswap-far.so")

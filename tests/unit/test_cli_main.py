@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import infiniswap
 from infiniswap.cli import main as cli
 from infiniswap.errors import NoDonorError
+from infiniswap.own_code import FAR_VARIABLE
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, outcome: BaseException | int) -> int:
@@ -36,6 +38,14 @@ def test_a_commands_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> N
     assert _run(monkeypatch, 0) == 0
     assert _run(monkeypatch, 42) == 42
     assert _run(monkeypatch, KeyboardInterrupt()) == 130
+
+
+def test_a_command_in_a_job_with_far_memory_drops_what_an_agent_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(FAR_VARIABLE, "600:601:/sys/fs/cgroup/x")
+    assert cli.main(["--version"]) == 0
+    assert FAR_VARIABLE not in os.environ
 
 
 def test_an_error_is_one_paragraph_and_its_exit_code(

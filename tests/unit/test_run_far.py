@@ -174,8 +174,8 @@ def ended(tmp_path: Path, *rows: FarRow | None, unfit: str = "", **stats: int) -
 
 def test_far_memory_counts_over_take_overs_and_into_the_peak(tmp_path: Path) -> None:
     """The successor tells less until all processes have come back to it."""
-    first = row(2 * MIB, pages_out=1024, pages_in=256, back_fork=3, fetches=1, back_locked=0)
-    away = row(2 * MIB, "starting")
+    first = row(8 * MIB, pages_out=768, pages_in=256, back_fork=3, fetches=1, back_locked=0)
+    away = row(8 * MIB, "starting")
     back = row(0, pages_out=1024, pages_in=512, back_fork=4, fetches=5, fetch_wait_ns=3 * 10**8)
     found = ended(tmp_path, first, away, back, pages_out=2048)
     assert found.far is not None
@@ -200,7 +200,7 @@ def test_waits_for_room_are_part_of_the_time_and_get_advice(tmp_path: Path) -> N
 
 def test_processes_without_an_agent_are_counted_with_the_reason(tmp_path: Path) -> None:
     text = closing.describe(ended(tmp_path, row(off_permission=2, off_kernel=0)))[0]
-    assert "never far 2 processes (a sandbox forbids userfaultfd)" in text
+    assert "never far 2 processes (userfaultfd may not be used)" in text
 
 
 def test_every_reason_of_the_agent_has_words(project_root: Path) -> None:

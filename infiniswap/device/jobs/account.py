@@ -7,7 +7,8 @@ until it was last asked is kept here.
 
 from __future__ import annotations
 
-from infiniswap.device.api import DeviceStatus, DonorRow
+from infiniswap.device.api import DeviceStatus, DonorRow, FarRow
+from infiniswap.units import PAGE_BYTES
 
 _AWAY = "suspended"
 
@@ -24,7 +25,7 @@ class Account:
         donors_gone: why, by address, of donors that were gone for some time.
         alarms: every one that the device has raised, those from before the job too.
         donors_bytes_max: the most that donors held for the device.
-        far_bytes: far memory in use now; `far_bytes_max`: the most.
+        far_bytes: memory that is away now, at most; `far_bytes_max`: the most.
         far_processes_max: the most processes that had far memory at once.
         far_problem: why far memory was not served for some time; empty: it was.
     """
@@ -70,13 +71,22 @@ class Account:
             # These go on over a take-over, and are less until all processes have come back.
             for name, value in far.counts.items():
                 self.far_counts[name] = max(self.far_counts.get(name, 0), value)
-            self.far_bytes = far.used_bytes
-            self.far_bytes_max = max(self.far_bytes_max, far.used_bytes)
+            self.far_bytes = self._far_away(far)
+            self.far_bytes_max = max(self.far_bytes_max, self.far_bytes)
             self.far_processes_max = max(self.far_processes_max, far.processes)
             self.far_problem = self.far_problem or far.problem
         alarms = [alarm for alarm in status.alarms if alarm not in self.alarms]
         self.alarms += alarms
         return [line for line in news if line] + [f"warning: {alarm}" for alarm in alarms]
+
+    def _far_away(self, far: FarRow) -> int:
+        """At most so much is away: a block that is back keeps its place, and what a program gives
+        up while it is away was sent and does not come back."""
+        counts = self.far_counts
+        if "pages_out" not in counts:
+            return far.used_bytes
+        away = (counts["pages_out"] - counts.get("pages_in", 0)) * PAGE_BYTES
+        return min(far.used_bytes, max(0, away))
 
     def _donor_news(self, row: DonorRow, last: DonorRow | None, status: DeviceStatus) -> str:
         """A line when a donor goes and when it is back, else nothing.

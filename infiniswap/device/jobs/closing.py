@@ -35,7 +35,7 @@ _BACK: Final = {
     "fixed": "mapped over",
     "moved": "mremap of a part",
     "advice": "madvise",
-    "ended": "mlockall",
+    "ended": "mlockall or seccomp",
     "pinned": "pinned by the kernel",
     "stack": "a thread's stack",
 }
@@ -43,13 +43,14 @@ _BACK: Final = {
 
 _NEVER: Final = {
     "kernel": "the kernel cannot move pages",
-    "permission": "a sandbox forbids userfaultfd",
+    "permission": "userfaultfd may not be used",
     "cgroup": "the job's cgroup cannot be read",
     "addresses": "too little address space",
     "locked": "mlockall",
     "threads": "no thread can be started",
     "resources": "too few descriptors or too little memory",
     "device": "the device did not answer in time",
+    "sandbox": "a sandbox (seccomp)",
 }
 """Why a process had no agent (enum iswf_off there)."""
 
