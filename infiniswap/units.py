@@ -174,6 +174,11 @@ class HostPort:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
+    def in_uri(self) -> str:
+        """The address as a URI has it, with `%25` before an interface (RFC 6874)."""
+        return str(self).replace("%", "%25")
+
+    @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it. A name other than `localhost` counts as not."""
         return is_loopback(self.host)

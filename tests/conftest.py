@@ -10,6 +10,7 @@ INFINISWAP_CI=1 a missing need is a failure, so that CI cannot pass by leaving t
     @pytest.mark.requires_memcg
     @pytest.mark.requires_netns
     @pytest.mark.requires_swap
+    @pytest.mark.requires_ipv6         # on loopback
     @pytest.mark.requires_idle_states  # that /dev/cpu_dma_latency can rule out
     @pytest.mark.requires_tool("fio", "nbdinfo")
     @pytest.mark.requires_swtpm        # a software TPM, and systemd-creds with its libraries
@@ -31,6 +32,7 @@ import functools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,6 +147,14 @@ def _swap() -> str:
     return _tools("mkswap", "swapon", "swapoff")
 
 
+def _ipv6() -> str:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        return f"needs IPv6 ({error.strerror})"
+    return ""
+
+
 def _idle_states() -> str:
     if _root():
         return _root()
@@ -194,12 +204,13 @@ _PROBES: dict[str, Callable[[], str]] = {
     "requires_memcg": _memcg,
     "requires_netns": _netns,
     "requires_swap": _swap,
+    "requires_ipv6": _ipv6,
     "requires_native": _native,
     "requires_idle_states": _idle_states,
     "requires_pyverbs": _pyverbs,
     "requires_swtpm": _swtpm,
 }
-_NOT_IN_CI = frozenset({"requires_unprivileged", "requires_idle_states"})
+_NOT_IN_CI = frozenset({"requires_unprivileged", "requires_idle_states", "requires_ipv6"})
 """What CI, which runs as root, cannot have, or has only on some machines: always a skip."""
 
 

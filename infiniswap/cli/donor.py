@@ -219,7 +219,7 @@ async def _ticket(
             for slab in range(slabs):
                 await session.map(lease, slab)
             ticket = await session.lasting_ticket(lease, connections)
-            _say(f"nbd://{session.data_address}/{ticket}")
+            _say(f"nbd://{session.data_address.in_uri}/{ticket}")
             ended = await session.wait_ended()
             raise NoDonorError(
                 f"the session ended ({ended.detail or ended.reason})", where=f"donor {address}"

@@ -45,9 +45,10 @@ _UNLIMITED_COLUMNS = 1_000
 _LINES = ("transport_reasons", "degraded", "alarms", "errors_by_kind")
 """Keys of a device that are printed as sentences below the tables."""
 _DONOR_ERRORS = {
+    "data_protocol_errors": "data connections that broke the protocol",
     "harvest_errors": "failed looks at the host's memory",
     "lease_errors": "leases that could not be ended",
-    "protocol_errors": "connections that broke the protocol",
+    "protocol_errors": "control connections that broke the protocol",
     "request_errors": "refused requests for pages",
     "secret_errors": "connections with another secret",
 }

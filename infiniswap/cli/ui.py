@@ -72,10 +72,10 @@ def said(address: HostPort, made: PageLink, certificates: Path | None) -> list[s
     """
     digest = made.certificate.upper()
     pairs = ":".join(digest[i : i + 2] for i in range(0, len(digest), 2))
-    lines = [f"https://{address}/ui/#{made.link}", ""]
+    lines = [f"https://{address.in_uri}/ui/#{made.link}", ""]
     if certificates is not None:
         lines = [
-            f"https://{address}/ui/",
+            f"https://{address.in_uri}/ui/",
             "",
             "The browser has to show a certificate of this cluster with the role consumer or "
             "operator. To make a file that browsers import, in the directory of one:",

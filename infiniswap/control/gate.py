@@ -107,7 +107,7 @@ class Gate:
         self._refused_certificate(self.speaking, why)
 
     def __call__(self) -> asyncio.BaseProtocol:
-        """For loop.create_server."""
+        """Makes the protocol of a new connection, as loop.create_server asks."""
         return _Counted(self)
 
     def enter(self, host: str, connection: _Counted) -> asyncio.Protocol | None:

@@ -9,6 +9,6 @@ from infiniswap.control.text import clean_name
 
 
 def host_name() -> str:
-    """For people and peers. The kernel takes any bytes for a name, so what cannot be printed is
-    replaced."""
+    """Returns the name that people and peers see. The kernel takes any bytes for a name, so what
+    cannot be printed is replaced."""
     return clean_name(socket.gethostname(), "unnamed")

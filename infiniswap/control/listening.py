@@ -8,6 +8,7 @@ would make of it. csrc/wire/nbd_listen.c opens the data port by the same rules.
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 from collections.abc import Sequence
 
@@ -19,15 +20,31 @@ _GIVE = "Give an address of this host (`ip -brief address` lists them), or [::] 
 
 
 def _resolved(address: HostPort) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
-    """Every address of the host, each once. Blocking.
+    """Every address of the host, each once. Blocking, unless it is an address itself.
 
     Raises:
         OSError, UnicodeError: the name cannot be resolved.
     """
+    literal = _literal(address)
+    if literal is not None:
+        return [literal]
     found = socket.getaddrinfo(
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     return list(dict.fromkeys((family, where) for family, _, _, _, where in found))
+
+
+def _literal(address: HostPort) -> tuple[socket.AddressFamily, tuple[object, ...]] | None:
+    """What an address without a name or a scope stands for: nothing is looked up for it."""
+    try:
+        parsed = ipaddress.ip_address(address.host)
+    except ValueError:
+        return None
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return socket.AF_INET, (str(parsed), address.port)
+    if parsed.scope_id is not None:
+        return None
+    return socket.AF_INET6, (str(parsed), address.port, 0, 0)
 
 
 def open_sockets(address: HostPort) -> list[socket.socket]:

@@ -176,16 +176,16 @@ class Service(Protocol):
         """The last message of a good handshake."""
 
     def status(self) -> m.Status:
-        """For GET /v1/status."""
+        """Returns the answer to GET /v1/status."""
 
     async def refresh(self) -> None:
         """Asks devices for what the status says of their slabs, in bounded time."""
 
     def figures(self) -> Figures:
-        """For GET /metrics."""
+        """Returns the figures that GET /metrics shows."""
 
     async def set_draining(self, draining: bool, *, force: bool = False) -> m.DrainInfo:
-        """For POST /v1/drain, /v1/drain/force and /v1/undrain."""
+        """Begins or ends a drain, as POST /v1/drain, /v1/drain/force and /v1/undrain ask."""
 
     def session_opened(self, session: ServerSession) -> None:
         """A consumer proved itself."""
@@ -217,12 +217,12 @@ class Page(Protocol):
         """A link for one browser, and for how many seconds it is good."""
 
     async def moved(self, request: web.Request) -> web.StreamResponse:
-        """For GET /ui."""
+        """Answers GET /ui."""
 
     async def file(self, request: web.Request) -> web.StreamResponse:
-        """For GET /ui/NAME."""
+        """Answers GET /ui/NAME."""
 
     async def live(
         self, request: web.Request, admitted: Admitted, signed_in: Callable[[], None]
     ) -> web.StreamResponse:
-        """For the WebSocket /ui/live; `signed_in` is called when the browser has."""
+        """Serves the WebSocket /ui/live; calls `signed_in` once the browser has signed in."""

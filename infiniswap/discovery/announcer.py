@@ -149,7 +149,7 @@ class Announcer:
                 client.timeout = _WITHDRAW_S_MAX
                 with contextlib.suppress(Exception):
                     # To those who listen now; and nothing stays for those who come later. Signed
-                    # with the key of now, as listeners may accept no earlier one any more.
+                    # with the key of now, as listeners may no longer accept an earlier one.
                     await client.publish(topic, self._withdrawal(announcement), qos=1)
                     if self._retains:
                         await client.publish(topic, b"", qos=1, retain=True)

@@ -90,7 +90,7 @@ class Drain:
         Args:
             active: whether to drain.
             force: when nothing else is lent, takes slabs that hold the only copies of pages. Not
-                after a restart: what cannot be undone is asked for anew. A later call without it
+                after a restart: what cannot be undone is asked for again. A later call without it
                 takes it back.
         """
         self._forced_s = self._clock() if active and force else None

@@ -14,7 +14,7 @@ Each step is bounded. A consumer that does not say how active its slabs are coun
 consumer that does not answer EVICT in time loses the slab nevertheless: it is fenced, later
 requests fail, and the consumer reads its backup. A consumer that holds the only copy keeps the
 slab as long as anything else can be taken. It loses the slab when an operator says so (`drain
---force`), or when the host's headroom stays broken although nothing else is lent any more: what the
+--force`), or when the host's headroom stays broken although nothing else is lent: what the
 consumer says of its copies cannot be checked, and must not hold the host's memory for ever.
 
 A batch in a hurry first takes slabs that are being copied for another batch: their owners are asked

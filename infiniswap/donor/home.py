@@ -23,12 +23,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from infiniswap import rights
 from infiniswap.directories import make_directory
 from infiniswap.donor.records import FORMAT, FORMAT_OF_PROTOCOL_1, DonorRecord, FileRecords
 from infiniswap.errors import ConflictError, InfiniswapError, NotPermittedError, from_oserror
 from infiniswap.system import mounts
-from infiniswap.system.files import PROC, read_text
+from infiniswap.system.files import PROC, check_own_directory, read_text
 from infiniswap.units import MIB
 
 log = logging.getLogger(__name__)
@@ -267,28 +266,11 @@ def make_run_dir(run_dir: Path, user: str = "") -> None:
         make_directory(run_dir.parent, 0o755)
         run_dir.mkdir(mode=0o755)
     except FileExistsError:
-        status = check_run_dir(run_dir, user)
+        check_own_directory(run_dir, "daemon.run_dir", user)
+        status = run_dir.stat()
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
             return
     run_dir.chmod(0o755)  # whatever the umask is
-
-
-def check_run_dir(run_dir: Path, user: str = "") -> os.stat_result:
-    """Accepts a directory of homes that is there; see make_run_dir.
-
-    Raises:
-        OSError: it cannot be looked at.
-        NotPermittedError: others may change what is in it.
-    """
-    status = run_dir.stat()
-    owners = (0, os.geteuid(), rights.user_number(user) if user else None)
-    if status.st_uid not in owners or status.st_mode & 0o022:
-        raise NotPermittedError(
-            "other users may write to this directory",
-            where=str(run_dir),
-            mend="Name another daemon.run_dir, or run: chown root and chmod 755 on this one.",
-        )
-    return status
 
 
 def _mount(path: Path, size_bytes: int) -> tuple[str, ...]:

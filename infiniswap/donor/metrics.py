@@ -14,7 +14,7 @@ from typing import Final
 from infiniswap.control import messages as m
 from infiniswap.control.figures import Declarer, Figures, Values, figures
 from infiniswap.donor.leases import LeaseState
-from infiniswap.donor.report import DonorSnapshot
+from infiniswap.donor.report import OF_THE_DATA_PORT, DonorSnapshot
 from infiniswap.donor.requests import Requests
 from infiniswap.system.pressure import memory_stalls
 
@@ -121,8 +121,7 @@ _SERVER_ERRORS: Final = (
     "sessions_refused",
 )
 _STORE_ERRORS: Final = {
-    "data_connections_refused": "connections_refused",
-    "data_protocol_errors": "protocol_errors",
+    **{kind: name for name, kind in OF_THE_DATA_PORT.items()},
     "request_errors": "request_errors",
     "rdma_failures": "rdma_failures",
 }

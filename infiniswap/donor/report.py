@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 LEASES_BYTES_MAX: Final = 3 * m.MESSAGE_BYTES_MAX // 4
 """Of a status, for its leases: more than 1700 of them with the longest names of hosts."""
+OF_THE_DATA_PORT: Final = {
+    "connections_refused": "data_connections_refused",
+    "protocol_errors": "data_protocol_errors",
+}
+"""Names in a status for counters of the store that the control port has by the same name."""
 
 
 class DonorSnapshot:
@@ -88,7 +93,11 @@ class DonorSnapshot:
             ),
             leases=[_lease_status(donor.store, lease) for lease in donor.table.leases()],
             counters={
-                **{name: value for name, value in stats.items() if not name.startswith("slabs_")},
+                **{
+                    OF_THE_DATA_PORT.get(name, name): value
+                    for name, value in stats.items()
+                    if not name.startswith("slabs_")
+                },
                 **self.service,
                 **self.harvest,
                 **self.server,

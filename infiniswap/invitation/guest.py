@@ -37,8 +37,7 @@ _WHY: Final[dict[str, str]] = {
     Verdict.USED: "this token was used before, and it is good once. If you have not used it, "
     "somebody else has: see which host joined, and change the cluster secret if you do not know it",
     Verdict.LATE: "this token is more than ten minutes old",
-    Verdict.WRONG: "the token is of another invitation of that host, or too many wrong ones came "
-    "from here",
+    Verdict.WRONG: "the token is of another invitation of that host",
 }
 
 

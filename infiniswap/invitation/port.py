@@ -26,7 +26,6 @@ from infiniswap.control.tls import ServerTls
 from infiniswap.errors import (
     ConflictError,
     DeadlineError,
-    DonorRefusedError,
     InfiniswapError,
     UsageError,
     from_oserror,
@@ -34,7 +33,7 @@ from infiniswap.errors import (
 from infiniswap.invitation import messages as m
 from infiniswap.invitation.frames import close, receive, send
 from infiniswap.invitation.once import Invitation, Verdict
-from infiniswap.units import ANY_IPV6, HostPort
+from infiniswap.units import ANY_IPV6, HostPort, counted
 
 _LOOK_S: Final = 1.0
 """How often a waiting invitation compares the clock: a host may have slept meanwhile."""
@@ -153,7 +152,6 @@ class InvitingPort:
 
         Raises:
             DeadlineError: nobody came in time.
-            DonorRefusedError: too many wrong passwords came.
         """
         guest: asyncio.Future[Guest] = asyncio.get_running_loop().create_future()
         accepting = [
@@ -176,15 +174,11 @@ class InvitingPort:
             left_s = self._invitation.left_s(self._clock())
             is_given = bool(self._invitation.given_to)
             if not left_s and not is_given:
+                wrong = self._invitation.wrong
+                tried = f"; {counted(wrong, 'wrong password')} came" if wrong else ""
                 raise DeadlineError(
-                    "the invitation has ended, and nobody has used it",
+                    f"the invitation has ended, and nobody has used it{tried}",
                     mend="Run `infiniswap invite` again for another token.",
-                )
-            if self._invitation.is_attacked and not is_given:
-                raise DonorRefusedError(
-                    "the invitation has ended, because somebody without the token tries to use it",
-                    mend="Let only the host that shall join reach this port, and run `infiniswap "
-                    "invite` again.",
                 )
             # A guest's own time is bounded by InvitationLimits.confirm_s.
             done, _ = await asyncio.wait({guest}, timeout=_LOOK_S)
@@ -202,10 +196,7 @@ class InvitingPort:
                 continue
             address = unmapped(where[0])
             host = peer_of(address)
-            is_in = False
-            lost: list[socket.socket] = []
-            if not self._invitation.is_barred(host):
-                is_in, lost = self._places.enter(host, sock, self._clock())
+            is_in, lost = self._places.enter(host, sock, self._clock())
             for loser in lost:
                 self._tasks[loser].cancel()
             if not is_in:
@@ -282,7 +273,7 @@ class InvitingPort:
             offer = await asyncio.to_thread(self._offer, request, own)
         except InfiniswapError as error:
             return m.InvitationAnswer(REFUSED, why=str(error))
-        # Another guest may have been quicker meanwhile, or wrong passwords have barred this host.
+        # Another guest may have been quicker meanwhile.
         verdict = present(preview=request.preview)
         is_given = verdict in (Verdict.GIVEN, Verdict.PREVIEWED)
         return m.InvitationAnswer(verdict, offer if is_given else None)

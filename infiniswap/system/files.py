@@ -12,6 +12,7 @@ import stat
 import time
 from pathlib import Path
 
+from infiniswap import rights
 from infiniswap.directories import make_directory
 from infiniswap.errors import NotPermittedError, SystemCallError, from_oserror
 
@@ -176,13 +177,13 @@ def parse_key_values(text: str) -> dict[str, int]:
     return {name: int(number) for name, number in _KEY_VALUE.findall(text)}
 
 
-def why_not_own(status: os.stat_result) -> str:
-    """Says, as a predicate, why others than root and this process's user may decide what is in a
-    file or directory; "" when they may not."""
+def why_not_own(status: os.stat_result, owner: str = "") -> str:
+    """Says, as a predicate, why others than root, this process's user and that owner may decide
+    what is in a file or directory; "" when they may not."""
     mode, is_directory = status.st_mode, stat.S_ISDIR(status.st_mode)
     if not (is_directory or stat.S_ISREG(mode)):
         return "is no regular file"
-    if status.st_uid not in (0, os.geteuid()):
+    if status.st_uid not in (0, os.geteuid(), rights.user_number(owner) if owner else None):
         return f"belongs to another user ({status.st_uid})"
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"{_CHANGED_BY_OTHERS} (mode {stat.S_IMODE(mode):04o})"
@@ -191,12 +192,13 @@ def why_not_own(status: os.stat_result) -> str:
     return ""
 
 
-def check_own_directory(path: Path, key: str) -> None:
+def check_own_directory(path: Path, key: str, owner: str = "") -> None:
     """Accepts a directory of which nobody but root and this process's user decides what is in it.
 
     Args:
         path: of the directory, which need not exist.
         key: of the configuration, that says where it is.
+        owner: a user who may own it as well.
 
     Raises:
         NotPermittedError: others decide that; says who.
@@ -205,11 +207,11 @@ def check_own_directory(path: Path, key: str) -> None:
         status = path.stat()
     except OSError:
         return
-    _check_directory(path, status, key)
+    _check_directory(path, status, key, owner)
 
 
-def _check_directory(path: Path, status: os.stat_result, key: str) -> None:
-    if why := why_not_own(status):
+def _check_directory(path: Path, status: os.stat_result, key: str, owner: str = "") -> None:
+    if why := why_not_own(status, owner):
         mend = f"See whose it is (ls -ld {path}), and remove it or name another {key}."
         if why.startswith(_CHANGED_BY_OTHERS):
             mend = f"Look what others have put there, and then run: chmod go-w {path}."

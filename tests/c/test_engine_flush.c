@@ -296,6 +296,21 @@ WORLD_TEST(with_a_hopeless_backup_writes_are_refused, world_new(0))
 	write_settled(w, 24, 1, 600);
 }
 
+/* A disk may take seconds to fail: until it had failed for half of staging again, writes waited. */
+WORLD_TEST(no_write_waits_for_the_retry_of_a_hopeless_backup, world_new(0))
+{
+	put(w, 0, 8, 100);
+	put(w, 8, 8, 200);
+	fail_all(w);
+	CHECK_EQ(step(w, ISW_STEP_BACKUP_RETRY, 0, 0), 1);
+	CHECK_EQ(w->error[put(w, 24, 1, 400)], -EIO);
+	DISK_REFUSE(w);
+	CHECK_EQ(w->error[put(w, 24, 1, 500)], -EIO);
+	settle(w);
+	CHECK_EQ(read_settled(w, 0), 100);
+	write_settled(w, 24, 1, 600);
+}
+
 WORLD_TEST(a_bad_page_alone_refuses_nobody, world_new(0))
 {
 	uint32_t stuck = put(w, 31, 1, 100), id;

@@ -745,7 +745,7 @@ QUICKER_TEST(a_backup_whose_writes_fail_is_not_the_quicker_source, world_slow_li
 	READ_FROM(w, backup, 0, VALUE);
 }
 
-QUICKER_TEST(a_failed_write_that_nobody_needs_any_more_does_not_turn_it_off, world_slow_link())
+QUICKER_TEST(a_failed_write_that_nobody_needs_does_not_turn_it_off, world_slow_link())
 {
 	uint32_t write = put(w, 1, 1, 500), zero;
 

@@ -424,7 +424,7 @@ WORLD_CASES(what_is_queued_after_a_hurry_waits_for_neighbours, 2, taken_as_a_nei
 	CHECK(iswi_backup_due(w->e));
 }
 
-WORLD_TEST(a_page_that_is_no_longer_waited_for_leaves_the_hurry_to_those_before_it, world_mapped(0))
+WORLD_TEST(a_page_that_nobody_waits_for_leaves_the_hurry_to_others, world_mapped(0))
 {
 	put(w, 0, 1, 100);
 	put(w, SLAB_PAGES, 1, 200);

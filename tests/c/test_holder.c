@@ -469,7 +469,7 @@ NAMED_TEST(a_standby_that_finds_nothing_is_the_end_when_nobody_serves)
 	CHECK(kill(waiting, 0) != 0 && errno == ESRCH);
 }
 
-SERVING_TEST(a_standby_that_finds_nothing_is_not_believed_while_somebody_serves, "nothing-left")
+SERVING_TEST(a_standby_that_finds_nothing_is_not_believed_meanwhile, "nothing-left")
 {
 	pid_t waiting = expect("nothing left");
 
@@ -484,7 +484,7 @@ SERVING_TEST(a_restart_is_a_new_standby_and_a_death, "renew")
 	expect("serving");
 }
 
-NAMED_TEST(a_restart_changes_the_program_of_this_standby_and_of_those_after_it)
+NAMED_TEST(a_restart_changes_the_program_of_all_later_standbys)
 {
 	char path[] = "/tmp/isw-holder-XXXXXX", self[512];
 	ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);

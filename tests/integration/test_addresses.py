@@ -33,6 +33,7 @@ def debian(tmp_path: Path) -> Iterator[tuple[str, ...]]:
         yield prefix
 
 
+@pytest.mark.requires_ipv6
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_every_port_of_a_wildcard_is_open_to_ipv4(
     cluster: Cluster, secret_file: Path, host: str

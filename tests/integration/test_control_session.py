@@ -556,6 +556,16 @@ async def test_a_replayed_http_proof_is_refused() -> None:
         assert statuses == [200, 401, 401]
 
 
+async def test_errors_at_the_two_ports_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world() as w:
+        stored = w.store.stats() | {"protocol_errors": 5, "connections_refused": 6}
+        monkeypatch.setattr(w.store, "stats", lambda: stored)
+        w.donor.server.counters.update(protocol_errors=3, connections_refused=4)
+        counters = (await fetch_status(w.address, client_config())).counters
+        assert (counters["protocol_errors"], counters["data_protocol_errors"]) == (3, 5)
+        assert (counters["connections_refused"], counters["data_connections_refused"]) == (4, 6)
+
+
 async def test_many_nonces_take_none_away() -> None:
     """Whoever asks for them needs no proof."""
     connector = aiohttp.TCPConnector(ssl=client_context())

@@ -167,7 +167,7 @@ def test_connections_that_say_nothing_make_room_at_their_deadline() -> None:
         still_serves(lent)
 
 
-def test_strangers_have_half_of_the_places_before_they_open_an_export() -> None:
+def test_strangers_have_half_of_the_places_before_an_export() -> None:
     most = 8
     with (
         lent_store(slab_bytes=SLAB, slots=2, connections_max=most) as lent,

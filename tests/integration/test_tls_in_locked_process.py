@@ -173,6 +173,16 @@ def connect(port, source):
     return context.wrap_socket(raw, server_hostname="infiniswap-device")
 
 
+def is_open(secured):
+    secured.setblocking(False)
+    try:
+        return bool(secured.recv(1))
+    except ssl.SSLWantReadError:
+        return True
+    except (ssl.SSLError, ConnectionError):
+        return False
+
+
 def ask(port, token):
     connection = http.client.HTTPConnection("infiniswap-device")
     connection.sock = connect(port, "127.0.0.1")
@@ -199,7 +209,7 @@ async def held():
                 opened.append(await asyncio.to_thread(connect, port, source))
             except (ssl.SSLError, ConnectionError):
                 refused += 1
-        print(len(opened), refused, resident() - before)
+        print(sum(map(is_open, opened)), refused, resident() - before)
         for secured in opened:
             secured.close()
 
@@ -247,9 +257,11 @@ async def test_a_successors_metrics_port_looks_for_no_file_module_or_name(tmp_pa
 
 
 async def test_connections_to_a_metrics_port_take_a_bounded_memory(tmp_path: Path) -> None:
-    """Of both ends, as both are in that process. The port takes 32 at once, 8 of one peer."""
-    opened, refused, grown = map(int, (await _with_metrics_port(tmp_path, 40)).split())
-    assert (opened, refused) == (32, 8)
+    """Of both ends, as both are in that process. The port keeps 8 of one peer, which all of this
+    host is; who waits longest without a proof gives way."""
+    still_open, refused, grown = map(int, (await _with_metrics_port(tmp_path, 40)).split())
+    assert 0 < still_open <= 8
+    assert refused == 0
     assert grown < 32 * 256 * KIB
 
 

@@ -125,13 +125,18 @@ def test_it_has_all_files_of_the_package_and_the_manual(project_root: Path, unpa
     pages = {
         path.relative_to(project_root / "docs") for path in project_root.glob("docs/man/man?/*")
     }
+    documents = {
+        Path("doc/infiniswap") / path.relative_to(project_root / "docs")
+        for path in (project_root / "docs").rglob("*.md")
+        if path.relative_to(project_root / "docs").parts[0] not in ("adr", "completion", "man")
+    }
     completion = {
         Path("bash-completion/completions/infiniswap"),
         Path("zsh/site-functions/_infiniswap"),
         Path("fish/vendor_completions.d/infiniswap.fish"),
     }
     files = {path.relative_to(share) for path in share.rglob("*") if path.is_file()}
-    assert files == pages | completion
+    assert files == pages | documents | completion
 
 
 FEATURES = """

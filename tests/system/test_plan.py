@@ -109,11 +109,12 @@ def test_a_job_that_fails_later_gets_what_is_known(
     done = tmp_path / "done"
     done.touch()
     script = f"test $(wc -l <{done}) -eq {runs} && exit 3; echo >>{done}; {shlex.join(job(64))}"
-    options = ("--json", "--slowdown", "1.5", "--size", "256M")
+    # However slow paging is here, some limit is foreseen to be quick enough, and tried.
+    options = ("--json", "--slowdown", "1000", "--size", "256M")
     planned = plan(runner, "sh", "-c", script, options=options)
     assert planned.returncode == (3 if runs == 1 else 0), planned.stderr.decode()
     found = plan_in(planned.stdout.decode())
-    assert words in found["notes"][-1]
+    assert any(words in note for note in found["notes"])
     assert found["peak_bytes"] > 64 * MIB
     assert found["tried"] == []
     assert (found["curve"] == []) == (runs == 1)

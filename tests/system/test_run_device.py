@@ -519,7 +519,7 @@ def test_the_killed_child_of_a_job_that_goes_on_is_told(runner: Runner) -> None:
     assert "(--local) ran out" in done.stderr.decode()
 
 
-def test_a_swapoff_by_somebody_else_is_named_as_what_ended_the_job(runner: Runner) -> None:
+def test_a_swapoff_by_somebody_else_is_named_as_the_cause(runner: Runner) -> None:
     need_no_other_swap()
     script = 'echo ready; read line; exec "$@"'
     process = runner.popen(

@@ -100,7 +100,7 @@ def test_the_live_line_shows_memory_and_is_taken_away(
 
 
 @as_both
-def test_the_live_line_has_a_row_that_the_jobs_output_never_shares(
+def test_the_live_line_shares_no_row_with_the_jobs_output(
     device_runner: Runner, terminal: StartTerminal, sudo: dict[str, str]
 ) -> None:
     """It is written between a saved cursor and its return, below the scroll region."""

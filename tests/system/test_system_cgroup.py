@@ -75,7 +75,7 @@ def test_a_jobs_memory_is_seen_and_its_end_too(job: cgroup.MemoryCgroup) -> None
         limited = memory.host_memory(pid=child.pid)
         assert (limited.total_bytes, limited.limited_by) == (LIMIT_BYTES, str(job.path))
         assert limited.available_bytes <= LIMIT_BYTES - 30 * MIB
-        with pytest.raises(ConflictError, match="1 processes"):
+        with pytest.raises(ConflictError, match=r"still has 1 process$"):
             job.remove(timeout_s=0.1)
         job.kill()
         assert child.wait(timeout=60) == -signal.SIGKILL

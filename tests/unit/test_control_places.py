@@ -55,7 +55,7 @@ def test_strangers_leave_places_for_hosts_that_proved_themselves() -> None:
     assert not p.is_known("honest", KNOWN_S)
 
 
-def test_where_every_place_is_taken_a_stranger_displaces_strangers_alone() -> None:
+def test_at_a_full_port_strangers_displace_strangers_alone() -> None:
     p = ConnectionPlaces[int](8, 8)
     fill(p, "honest", 0, 1)
     p.proved(0, 0.0)

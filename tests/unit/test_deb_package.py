@@ -100,7 +100,7 @@ def test_the_locked_versions_are_those_that_the_package_asks_for(project_root: P
             assert len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", entry)) in (1, len(RELEASES))
 
 
-def test_certificates_are_not_left_to_an_openssl_with_known_faults(project_root: Path) -> None:
+def test_certificates_need_an_openssl_without_known_faults(project_root: Path) -> None:
     """Wheels of cryptography before 44.0.1 carry one (CVE-2024-12797)."""
     project = tomllib.loads((project_root / "pyproject.toml").read_text())["project"]
     (asked,) = (r for r in map(Requirement, project["dependencies"]) if r.name == "cryptography")
@@ -169,7 +169,7 @@ def test_every_part_lies_where_debian_looks_for_it(laid_out: Path) -> None:
     assert f"\ncode=$top/{Path(code[1]).name}\n" in (laid_out / "DEBIAN/postinst").read_text()
 
 
-def test_its_hint_begins_with_a_cluster_and_has_no_refused_command() -> None:
+def test_its_hint_names_no_command_that_is_refused() -> None:
     hint = texts.script("postinst", BOOKWORM, "0.1.0").partition("next_steps()")[2]
     assert "infiniswap invite --new" in hint
     assert "infiniswap join TOKEN" in hint

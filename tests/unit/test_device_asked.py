@@ -89,10 +89,13 @@ def test_a_stop_is_none_when_who_asked_has_gone(tmp_path: Path, waits: bool) -> 
             asker.sendall(head.encode() + body)
             if not waits:
                 asker.close()
-            for _ in range(200):
-                if service.stops:
-                    break
-                await asyncio.sleep(0.01)
+            server = runner.server
+            assert server is not None
+            async with asyncio.timeout(60):
+                while not (  # noqa: ASYNC110 - aiohttp tells nobody
+                    service.stops or (server.requests_count and not server.connections)
+                ):
+                    await asyncio.sleep(0.01)
         await runner.cleanup()
 
     asyncio.run(ask())

@@ -21,6 +21,7 @@ def reached(host: str, port: int) -> bool:
     return False
 
 
+@pytest.mark.requires_ipv6
 @pytest.mark.parametrize(
     ("host", "over_ipv4", "over_ipv6", "said"),
     [
@@ -57,6 +58,7 @@ def test_a_name_that_nobody_knows_is_a_mistake_with_a_remedy() -> None:
         assert "Give an address of this host" in raised.value.mend
 
 
+@pytest.mark.requires_ipv6
 def test_addresses_of_other_hosts_cannot_be_listened_on() -> None:
     for host in ("192.0.2.7", "2001:db8::7"):
         with pytest.raises(ConfigError, match="no interface of this host has it"):

@@ -65,7 +65,7 @@ def test_the_threshold_of_systemd_oomd(tmp_path: Path) -> None:
     assert percent() == 10
 
 
-def test_a_signal_of_a_service_manager_or_a_shell_is_no_want_of_memory(tmp_path: Path) -> None:
+def test_a_signal_of_systemd_or_a_shell_is_no_want_of_memory(tmp_path: Path) -> None:
     proc = made(tmp_path, "earlyoom")
     assert is_memory_killers(77, proc=proc)
     assert not is_memory_killers(78, proc=proc)  # a shell
@@ -74,7 +74,7 @@ def test_a_signal_of_a_service_manager_or_a_shell_is_no_want_of_memory(tmp_path:
     assert not is_memory_killers(1 << 22, proc=proc)  # has ended, as `kill` does
 
 
-def test_a_signal_of_a_hidden_process_is_taken_for_want_of_memory(
+def test_a_signal_of_a_hidden_process_is_want_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ProtectProc=invisible hides all but the daemon's own; systemd stops it by another way."""

@@ -118,7 +118,7 @@ def table_of(plan: Planned) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows]
 
 
-def test_the_table_has_a_line_for_each_limit_and_names_the_command() -> None:
+def test_the_table_has_each_limit_and_names_the_command() -> None:
     plan = planned()
     rows = table_of(plan)
     assert [row[1] for row in rows] == [f"{share}%" for share in range(100, 44, -5)]

@@ -34,7 +34,7 @@ def test_the_memory_of_all_processes_of_a_device_is_summed_up(tmp_path: Path) ->
     assert cost.measured(status, 0, proc=tmp_path) is None
 
 
-def test_what_a_device_will_take_grows_with_what_is_kept_in_memory() -> None:
+def test_a_device_takes_more_where_more_is_kept_in_memory() -> None:
     def expected(**device: Any) -> cost.Cost:
         changed = msgspec.structs.replace(
             spec, config=configuration.Config(device=configuration.DeviceConfig(**device))

@@ -382,8 +382,8 @@ def test_a_swapoff_by_somebody_else_is_the_reason_told(
     assert ("larger --local" in text) is not bool(path)
 
 
-def test_every_alarm_of_the_device_is_told_at_once_and_as_the_reason(host: Host) -> None:
-    """Also one that is over when the job has ended: its pages are not written any more then."""
+def test_every_alarm_is_told_at_once_and_as_the_reason(host: Host) -> None:
+    """Also one that is over when the job has ended: its pages are no longer written then."""
     disk, other = "the backup /b refuses writes: No space left on device", "page 3 came back"
     alarmed = [msgspec.structs.replace(status(), alarms=alarms) for alarms in ([disk], [other])]
     account = Account(status())
@@ -415,9 +415,7 @@ def test_a_kill_by_another_process_is_told_from_the_kernels(host: Host, by_us: b
     assert ("Another process sent it" in text) is not by_us
 
 
-def test_a_job_killed_below_its_limit_was_killed_for_the_hosts_memory(
-    host: Host, tmp_path: Path
-) -> None:
+def test_a_kill_below_the_limit_was_for_the_hosts_memory(host: Host, tmp_path: Path) -> None:
     host.set(anon=LOCAL // 2, oom_kills=1, both_peak=LOCAL // 2)
     found = summary(host, status(), 137)
     assert found.limit == "host"
@@ -435,7 +433,7 @@ def test_a_job_killed_below_its_limit_was_killed_for_the_hosts_memory(
 # ------------------------------------------------------------------- page-ins, other areas, cost
 
 
-def test_page_ins_that_waited_are_told_apart_from_those_that_did_not(host: Host) -> None:
+def test_page_ins_that_waited_are_told_apart(host: Host) -> None:
     figures = {"read_requests": 900, "read_requests_waited": 30, "read_requests_waited_us": 250_000}
     found = summary(host, status(pages_in=910, pages_in_remote=910, **figures))
     assert (found.page_ins_waited, found.page_ins_ready) == (30, 870)
@@ -448,7 +446,7 @@ def test_page_ins_that_waited_are_told_apart_from_those_that_did_not(host: Host)
     assert "p50" not in "\n".join(closing.describe(found))
 
 
-def test_waits_of_several_threads_or_programs_are_no_share_of_the_time(host: Host) -> None:
+def test_waits_of_several_threads_are_no_share_of_the_time(host: Host) -> None:
     figures = {"read_requests_waited": 30, "read_requests_waited_us": 2_500_000}
     found = summary(host, status(pages_in=910, **figures))
     assert "waited: up to 2.5 s, several threads at once: 30 page-ins" in closing.describe(found)[1]

@@ -352,7 +352,7 @@ def test_purge_removes_what_the_configuration_names_beside_it_and_nothing_elsewh
     assert "uninstall --purge" not in said.out
 
 
-def test_purge_removes_what_plans_measured_and_half_written_files(
+def test_purge_removes_plans_figures_and_half_written_files(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = root / "var/lib/infiniswapd"

@@ -17,6 +17,7 @@ from infiniswap.control import explain
 from infiniswap.control import messages as m
 from infiniswap.device import api
 from infiniswap.device.control.listing import transport_reasons, transports
+from infiniswap.donor.report import OF_THE_DATA_PORT
 from infiniswap.errors import InfiniswapError, NoDonorError, WrongSecretError
 from infiniswap.units import GIB, MIB, HostPort
 from infiniswap.watch.asking import AskedDonor
@@ -247,8 +248,8 @@ def test_errors_are_said_by_their_kind(capsys: pytest.CaptureFixture[str]) -> No
     (row,) = [line.split() for line in out.splitlines() if line.startswith(" 10.0.0.1:9400 ")]
     assert row[-1] == "3"
     assert (
-        "10.0.0.1:9400: errors: connections that broke the protocol (1), connections with another "
-        "secret (2)\n"
+        "10.0.0.1:9400: errors: control connections that broke the protocol (1), connections with "
+        "another secret (2)\n"
     ) in out
     assert "device d1: errors: failed transfers to or from the backup (4)\n" in out
     _print_tables([], [WIDE])
@@ -264,8 +265,7 @@ def test_every_error_that_a_donor_counts_has_a_kind(project_root: Path) -> None:
     text = "".join(file.read_text() for file in files)
     named = set(re.findall(r'counters\["([a-z_]+_errors)"\]', text))
     header = (project_root / "csrc/include/isw.h").read_text()
-    named |= set(
-        re.findall(r"uint64_t ([a-z]+_errors);", header.partition("isw_engine_stats {")[0])
-    )
+    stored = re.findall(r"uint64_t ([a-z]+_errors);", header.partition("isw_engine_stats {")[0])
+    named |= {OF_THE_DATA_PORT.get(name, name) for name in stored}
     assert {"request_errors", "harvest_errors"} <= named
     assert named - {"http_errors"} == set(_DONOR_ERRORS)

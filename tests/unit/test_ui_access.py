@@ -164,6 +164,9 @@ def test_the_command_prints_link_fingerprint_and_way_from_afar() -> None:
     assert "CD:CD" in "\n".join(lines)
     assert "ssh -L 9400:127.0.0.1:9400 " in lines[-1]
     assert "ssh" not in "\n".join(said(parse_host_port("[fd00::1]:9400"), made(), None))
+    assert said(parse_host_port("[fe80::1%eth0]:9400"), made(), None)[0].startswith(
+        "https://[fe80::1%25eth0]:9400/ui/"
+    )
 
 
 def test_with_certificates_the_link_holds_nothing_and_the_browser_needs_one() -> None:

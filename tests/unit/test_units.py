@@ -200,6 +200,13 @@ def test_link_local_needs_an_interface(text: str) -> None:
     assert "%eth0]" in raised.value.mend
 
 
+def test_a_uri_has_the_interface_of_an_address_escaped() -> None:
+    """RFC 6874: what follows a bare % would be read as an escape."""
+    assert HostPort("fe80::1%be0", 9401).in_uri == "[fe80::1%25be0]:9401"
+    assert HostPort("fd00::1", 9401).in_uri == "[fd00::1]:9401"
+    assert HostPort("node1", 9401).in_uri == "node1:9401"
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "0::0", ""])
 def test_wildcards_in_any_spelling(host: str) -> None:
     assert HostPort(host, 1).is_wildcard

@@ -51,7 +51,6 @@ struct iswi_backup {
 	uint32_t queue_count;
 	uint32_t due_last; /* up to this entry the queue waits for no neighbours; ISWI_NONE */
 	uint64_t due_ns;   /* when what follows it does not either, if anything follows */
-	uint64_t failed_count;
 	atomic_uint_fast64_t ailing_count; /* pages that failed and were not written since */
 	uint64_t retry_ns;
 	bool alarm; /* BACKUP_FAILING was reported, BACKUP_RECOVERED not yet */

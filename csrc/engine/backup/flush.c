@@ -34,7 +34,7 @@ void iswi_flush(struct isw_engine *e, struct iswi_req *req)
 
 	req->next = NULL;
 	pthread_mutex_lock(&b->lock);
-	if (b->failed_count) {
+	if (b->failed.head != ISWI_NONE) {
 		iswi_req_fail(req, -EIO);
 	} else if (e->has_backup) {
 		at_once = false;

@@ -49,12 +49,6 @@ static void list_remove(struct isw_engine *e, struct iswi_entry_list *list,
 		list->tail = entry->backup_prev;
 }
 
-static void fail_less(struct isw_engine *e, const struct iswi_entry *entry)
-{
-	list_remove(e, &e->backup->failed, entry);
-	e->backup->failed_count--;
-}
-
 /* Whether the last backup write of the page failed and none has replaced it since. */
 static void set_ailing(struct iswi_backup *b, struct iswi_entry *entry, bool ailing)
 {
@@ -167,7 +161,7 @@ void iswi_backup_cancel(struct isw_engine *e, struct iswi_entry *entry)
 	if (entry->backup_state == ISWI_B_QUEUED)
 		queue_remove(e, entry);
 	else if (entry->backup_state == ISWI_B_FAILED)
-		fail_less(e, entry);
+		list_remove(e, &b->failed, entry);
 	if (entry->backup_state == ISWI_B_QUEUED || entry->backup_state == ISWI_B_FAILED) {
 		entry->backup_state = ISWI_B_IDLE;
 		set_ailing(b, entry, false);
@@ -393,7 +387,6 @@ static void page_written(struct isw_engine *e, struct iswi_entry *entry, uint32_
 	} else if (error) {
 		entry->backup_state = ISWI_B_FAILED;
 		list_add(e, &b->failed, entry);
-		b->failed_count++;
 	} else {
 		uint8_t old = entry->flush_epoch;
 
@@ -542,7 +535,7 @@ bool iswi_backup_retry(struct isw_engine *e)
 		entry = iswi_entry_find(e, page);
 		if (entry && entry->backup_state == ISWI_B_FAILED) {
 			pthread_mutex_lock(&b->lock);
-			fail_less(e, entry);
+			list_remove(e, &b->failed, entry);
 			entry->backup_state = ISWI_B_QUEUED;
 			entry->again_epoch = NO_EPOCH;
 			queue_add(e, entry, true);
@@ -557,9 +550,9 @@ bool iswi_backup_hopeless(struct isw_engine *e)
 	uint32_t used, copies;
 	bool hopeless;
 
-	pthread_mutex_lock(&e->backup->lock);
-	hopeless = e->backup->failed_count > e->config.staging_pages / 2;
-	pthread_mutex_unlock(&e->backup->lock);
+	/* Pages of a retry under way count: with a disk that fails slowly it takes minutes. */
+	hopeless = atomic_load_explicit(&e->backup->ailing_count, memory_order_relaxed) >
+		   e->config.staging_pages / 2;
 	/* What copies have comes back soon, and the last of them kicks. */
 	iswi_staging_count(e, &used, &copies);
 	return hopeless && !copies;

@@ -13,7 +13,6 @@ from infiniswap.cli.config import addresses
 from infiniswap.config import Config, DeviceConfig
 from infiniswap.control.access import check_credentials
 from infiniswap.control.own_certificate import DEVICE, kept_certificate, key_path
-from infiniswap.donor.home import check_run_dir
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.own_code import check_program
 from infiniswap.rights import DONOR_USER
@@ -138,7 +137,7 @@ def check_directory(key: str, path: Path) -> None:
     if found == path and key.startswith("device."):
         check_own_directory(path, key)
     elif found == path and key == "daemon.run_dir":
-        check_run_dir(path, DONOR_USER)
+        check_own_directory(path, key, DONOR_USER)
     if not os.access(found, os.W_OK | os.X_OK):
         owner = found.stat().st_uid
         raise ConfigError(

@@ -102,7 +102,7 @@ class PlanRuns:
                 self._try(request, paging, whole, search)
         self._notes += [
             f"the peak is that of the option {option}: with a smaller value there the command "
-            "takes less memory by itself"
+            "itself takes less memory"
             for option in sorted(whole.options.given)
         ]
         if whole.swap_peak_bytes:

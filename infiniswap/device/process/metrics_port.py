@@ -72,7 +72,7 @@ async def metrics_port(service: DeviceService) -> AsyncIterator[str]:
     access.on_change = port.use_tls
     access.show()
     try:
-        yield f"https://{HostPort(listen.host, number)}{METRICS_PATH}"
+        yield f"https://{HostPort(listen.host, number).in_uri}{METRICS_PATH}"
     finally:
         await port.stop()
 

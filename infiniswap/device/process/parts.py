@@ -325,7 +325,7 @@ class Parts:
         return failure
 
     def _forget_key(self) -> InfiniswapError | None:
-        """After the engine's end, and when no standby can take over any more."""
+        """After the engine's end, and when no standby can take over."""
         try:
             self.key.forget()
         except InfiniswapError as error:

@@ -215,7 +215,7 @@ def _not_sealed(spec: DeviceSpec) -> Degraded:
             "seal",
             f"{what}. The device's contents were begun so",
             f"To seal them: copy them elsewhere, then infiniswap device remove {spec.name}, and "
-            "start it anew.",
+            "start it again.",
         )
     return Degraded(
         "seal",

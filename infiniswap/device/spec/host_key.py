@@ -133,7 +133,7 @@ def _unsealed(path: Path, sealed: bytes, chip: tpm.Tpm, device: str) -> bytearra
             where=str(path),
             mend="dmesg | grep -i tpm shows what the kernel says. Start the device again when the "
             "TPM works. If the TPM was cleared or replaced, or this disk is from another "
-            "machine, the contents of this host's stopped devices cannot be read any more. To "
+            "machine, the contents of this host's stopped devices can no longer be read. To "
             f"begin with zeros: rm {path}, then infiniswap device start {device} "
             "--discard-contents.",
         ) from error

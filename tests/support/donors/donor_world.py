@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import pytest
@@ -165,9 +166,16 @@ async def world(
             tls_per_host=tls_per_host,
             clock=clock,
         )
-        async with made_so as donor:
+        async with _at_any_priority(), made_so as donor:
             yield World(donor, made[0], memory)
     assert made[0].closed
+
+
+@contextlib.asynccontextmanager
+async def _at_any_priority() -> AsyncIterator[None]:
+    """A pytest beside another one has a low priority, of which a daemon in it would complain."""
+    with mock.patch("infiniswap.donor.serve.of_process", return_value=()):
+        yield
 
 
 async def until(condition: Callable[[], bool]) -> None:
