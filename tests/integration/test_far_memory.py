@@ -7,11 +7,13 @@ import os
 import signal
 import socket
 import stat
+from pathlib import Path
 
 import pytest
 from support.devices.cluster import SLAB, Cluster, until
 from support.devices.far_memory import (
     BLOCK,
+    AgentProcess,
     FarProcess,
     connect_job,
     leave,
@@ -30,11 +32,9 @@ SIZE = 3 * SLAB - MIB  # the far range begins at the next slab all the same
 FAR = 3 * SLAB
 
 
-def test_far_memory_lies_beside_the_block_device(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_far_memory_lies_beside_the_block_device(cluster: Cluster) -> None:
     cluster.donor()
-    device = start_far_device(cluster, monkeypatch, size_bytes=SIZE, far_bytes=FAR)
+    device = start_far_device(cluster, size_bytes=SIZE, far_bytes=FAR)
     status = device.told
     assert status["size_bytes"] == SIZE
     assert sum(status["slabs"].values()) == 6
@@ -63,13 +63,11 @@ def test_far_memory_lies_beside_the_block_device(
     assert cluster.names() == []
 
 
-def test_a_successor_serves_far_memory_again(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_successor_serves_far_memory_again(cluster: Cluster) -> None:
     cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
     cluster.env["INFINISWAP_DAEMON_LEASE_GRACE_S"] = "120"
     cluster.donor()
-    device = start_far_device(cluster, monkeypatch, size_bytes=SIZE, far_bytes=FAR)
+    device = start_far_device(cluster, size_bytes=SIZE, far_bytes=FAR)
     job = connect_job(device)
     with FarProcess(job) as process, FarProcess(job) as other:
         job.close()
@@ -97,11 +95,38 @@ def test_a_successor_serves_far_memory_again(
     leave(device)
 
 
-def test_a_device_is_not_stopped_under_far_memory(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+def test_a_program_goes_on_while_processes_of_its_device_die(
+    cluster: Cluster, tmp_path: Path
 ) -> None:
+    cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
+    cluster.env["INFINISWAP_DAEMON_LEASE_GRACE_S"] = "120"
     cluster.donor()
-    device = start_far_device(cluster, monkeypatch, size_bytes=SIZE, far_bytes=FAR)
+    device = start_far_device(cluster, size_bytes=SIZE, far_bytes=12 * SLAB)
+    with connect_job(device) as job:
+        program = AgentProcess(job, tmp_path, parts=8)
+    try:
+        program.round()
+        wait_far(device, lambda far: far["used_bytes"] >= 4 * SLAB, "most of it to be far")
+        for kill in range(1, 4):
+            device.wait_standby()
+            program.begin_round()
+            device.send(signal.SIGKILL)
+            program.end_round()
+            device.wait_take_over(kill)
+            program.round()
+        status = device.told
+        assert status["far"]["processes"] == 1
+        assert status["stats"]["crc_errors_remote"] == status["stats"]["requests_failed"] == 0
+        program.close()
+    finally:
+        program.process.kill()
+    wait_far(device, lambda far: far["used_bytes"] == far["jobs"] == 0, "the end of the job")
+    leave(device)
+
+
+def test_a_device_is_not_stopped_under_far_memory(cluster: Cluster) -> None:
+    cluster.donor()
+    device = start_far_device(cluster, size_bytes=SIZE, far_bytes=FAR)
     paths = paths_of(cluster, device.name)
     job = connect_job(device)
     with FarProcess(job) as process:
@@ -123,9 +148,9 @@ def test_a_device_is_not_stopped_under_far_memory(
         far_client.connect(paths)
 
 
-def test_seventeenth_job_is_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seventeenth_job_is_refused(cluster: Cluster) -> None:
     cluster.donor()
-    device = start_far_device(cluster, monkeypatch, size_bytes=SIZE, far_bytes=FAR)
+    device = start_far_device(cluster, size_bytes=SIZE, far_bytes=FAR)
     paths = paths_of(cluster, device.name)
     jobs: list[socket.socket] = [connect_job(device) for _ in range(16)]
     with pytest.raises(InfiniswapError, match="16 jobs have far memory"):

@@ -7,36 +7,59 @@ import argparse
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import msgspec
 import pytest
 
 from infiniswap import config as configuration
 from infiniswap.cli.device.options import make_spec
-from infiniswap.device.control import client, far_client, launch
+from infiniswap.device.control import client, far_client
 from infiniswap.device.spec.rundir import DevicePaths
+from infiniswap.device.spec.spec import encode_spec
 from infiniswap.errors import InfiniswapError
 from infiniswap.units import MIB
 from support.devices.cluster import Cluster, Device, until
+from support.machine.ran import ran
 
 BLOCK = 2 * MIB
-_TESTER = Path(__file__).resolve().parents[3] / "build" / "c" / "tests" / "far_tester"
+_BUILD = Path(__file__).resolve().parents[3] / "build" / "c"
+_TESTER = _BUILD / "tests" / "far_tester"
+_AGENT = _BUILD / "libinfiniswap-far.so"
+_LIMIT = 256 * MIB
+_START = """
+import sys
+from pathlib import Path
+from infiniswap.device.control import launch
+from infiniswap.device.spec.rundir import paths_of
+from infiniswap.device.spec.spec import decode_spec
+
+spec = decode_spec(Path(sys.argv[1]).read_bytes(), "spec")
+device = spec.config.device
+launch.start(spec, paths_of(spec.name, device.run_dir, device.backup_dir))
+"""
+_PROGRAM = """
+import sys
+parts = [bytearray(8 << 20) for _ in range(int(sys.argv[1]))]
+for round, line in enumerate(sys.stdin):
+    for number, part in enumerate(parts):
+        if round and part != bytes([round + number]) * len(part):
+            sys.exit(f"round {round}: part {number} has other bytes")
+        part[:] = bytes([round + 1 + number]) * len(part)
+    print(round, flush=True)
+"""
 
 
-def start_far_device(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, *, size_bytes: int, far_bytes: int
-) -> Device:
+def start_far_device(cluster: Cluster, *, size_bytes: int, far_bytes: int) -> Device:
     """A device as a run makes one for itself, on nbd-socket: this process is the run."""
-    for name, value in cluster.env.items():
-        if name.startswith("INFINISWAP_"):
-            monkeypatch.setenv(name, value)
     overrides = {"cluster.peers": cluster.addresses, "device.frontend": "nbd-socket"}
     spec = make_spec(
         argparse.Namespace(backup=None, allow_data_loss=False),
-        configuration.load(None, overrides),
+        configuration.load(None, overrides, cluster.env),
         name=cluster.name(),
         size_bytes=size_bytes,
         swap=False,
@@ -45,7 +68,10 @@ def start_far_device(
     )
     spec = msgspec.structs.replace(spec, far_bytes=far_bytes)
     cluster.backup_dir.mkdir(mode=0o700, exist_ok=True)
-    launch.start(spec, paths_of(cluster, spec.name))
+    record = cluster.root / f"{spec.name}.spec"
+    record.write_bytes(encode_spec(spec))
+    done = ran(sys.executable, "-I", "-c", _START, str(record), env=cluster.env)
+    assert done.returncode == 0, done.stderr
     return Device(cluster, spec.name)
 
 
@@ -125,7 +151,7 @@ class FarProcess:
         return stdout.readline().rstrip("\n")
 
 
-def wait_far(device: Device, is_so: Callable[[dict[str, object]], object], what: str) -> None:
+def wait_far(device: Device, is_so: Callable[[Any], object], what: str) -> None:
     """Until the device's far memory is so."""
 
     def found() -> object:
@@ -135,3 +161,62 @@ def wait_far(device: Device, is_so: Callable[[dict[str, object]], object], what:
             return None  # between two processes
 
     until(found, what)
+
+
+class AgentProcess:
+    """A Python program with the agent preloaded, under a limit that is nearly reached.
+
+    Args:
+        job: the job's end of a connection; it stays the caller's.
+        cgroup: an empty directory, which gets the files of a cgroup.
+        parts: of 8 MiB, each with bytes of its own.
+    """
+
+    def __init__(self, job: socket.socket, cgroup: Path, parts: int) -> None:
+        if not _AGENT.exists():
+            pytest.skip(f"not built: {_AGENT.name} (make setup)")
+        (cgroup / "memory.usage_in_bytes").write_text(f"{_LIMIT - 16 * MIB}\n")
+        (cgroup / "memory.limit_in_bytes").write_text(f"{_LIMIT}\n")
+        (cgroup / "memory.stat").write_text("total_inactive_file 0\n")
+        device = os.open("/dev/userfaultfd", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _PROGRAM, str(parts)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(job.fileno(), device),
+                env={
+                    "LD_PRELOAD": str(_AGENT),
+                    "INFINISWAP_FAR": f"{job.fileno()}:{device}:{cgroup}",
+                },
+                text=True,
+            )
+        finally:
+            os.close(device)
+        self._rounds = 0
+
+    def round(self) -> None:
+        """Has every part checked, and given other bytes."""
+        self.begin_round()
+        self.end_round()
+
+    def begin_round(self) -> None:
+        """The same, without waiting for it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end_round(self) -> None:
+        """Waits for what was begun."""
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        if said != f"{self._rounds}\n":
+            self.process.kill()
+            pytest.fail(f"{said!r}: {self.process.communicate()[1]}")
+        self._rounds += 1
+
+    def close(self) -> None:
+        """It ends in order."""
+        _, errors = self.process.communicate()
+        assert self.process.returncode == 0, errors
