@@ -24,7 +24,7 @@ from infiniswap.device.process import far
 from infiniswap.device.process.far import FarMemory, take_kept
 from infiniswap.device.slabs.alarms import Alarms
 from infiniswap.device.spec.rundir import DevicePaths
-from infiniswap.engine.protocol import Engine, FrontendConfig, FrontendInfo
+from infiniswap.engine.protocol import Engine, FarTold, FrontendConfig, FrontendInfo
 from infiniswap.errors import ConflictError, EngineError
 from infiniswap.units import MIB
 
@@ -47,6 +47,7 @@ class FrontEnd:
             requests_max=8,
             connections=self.processes,
             used_bytes=self.processes * 2 * MIB,
+            far=FarTold(pages_out=7 * self.processes, back_fork=self.processes),
         )
 
     def serve(self, descriptor: int) -> None:
@@ -180,6 +181,7 @@ async def test_a_job_is_served_and_kept_before_it_is_answered(
         w.front_end.processes = 3
         assert w.row.processes == 3
         assert w.row.used_bytes == 6 * MIB
+        assert (w.row.counts["pages_out"], w.row.counts["back_fork"]) == (21, 3)
 
 
 async def test_a_job_is_forgotten_with_its_last_process(tmp_path: Path, holder_pair: Pair) -> None:

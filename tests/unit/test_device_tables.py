@@ -56,7 +56,27 @@ def test_each_donor_tells_how_soon_it_answers() -> None:
         ({"processes": 1}, "1.50 GiB of 4.00 GiB in use, by 1 process"),
         (
             {"problem": "no memory"},
-            "1.50 GiB of 4.00 GiB in use, by 2 processes (not served: no memory)",
+            "1.50 GiB of 4.00 GiB in use, by 2 processes; not served: no memory",
+        ),
+        (
+            {"counts": dict.fromkeys(("pages_out", "pages_in", "back_fork", "pages_lost"), 0)},
+            "1.50 GiB of 4.00 GiB in use, by 2 processes",
+        ),
+        (
+            {
+                "counts": {
+                    "pages_out": 1 << 19,
+                    "pages_in": 1 << 18,
+                    "room_waits": 1,
+                    "pages_lost": 3,
+                    "back_fork": 256,
+                    "back_locked": 0,
+                    "back_pinned": 512,
+                }
+            },
+            "1.50 GiB of 4.00 GiB in use, by 2 processes; 2.00 GiB out, 1.00 GiB in; "
+            "1 wait for room; 1.00 MiB handed back (fork); 2.00 MiB handed back (pinned); "
+            "3 pages lost",
         ),
     ],
 )

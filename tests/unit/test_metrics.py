@@ -22,7 +22,7 @@ from infiniswap.device.donors.counts import LinkCounts
 from infiniswap.device.process import metrics as device
 from infiniswap.device.slabs.counts import SlabCounts
 from infiniswap.donor import metrics as donor
-from infiniswap.engine.protocol import RemoteInfo
+from infiniswap.engine.protocol import FarTold, RemoteInfo
 from infiniswap.system.pressure import memory_stalls
 
 DEVICE: tuple[Metric[Any], ...] = device.METRICS
@@ -63,6 +63,8 @@ def test_every_count_of_a_device_is_exported(project_root: Path) -> None:
     assert set(re.findall(r"uint64_t (\w+)\[", body[1])) == asked(source.figures.latency)
     slabs = {entry.name for entry in dataclasses.fields(SlabCounts)}
     assert slabs == asked(source.status.slab_counts)
+    told = {entry.name for entry in dataclasses.fields(FarTold)}
+    assert told == asked(source.status.far.counts)
 
 
 def test_every_counter_of_the_daemon_is_exported(project_root: Path) -> None:

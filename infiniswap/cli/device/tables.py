@@ -108,9 +108,22 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
 
 
 def _describe_far(row: FarRow) -> str:
-    used, size = format_size_short(row.used_bytes), format_size_short(row.bytes)
-    text = f"{used} of {size} in use, by {counted(row.processes, 'process')}"
-    return f"{text} (not served: {row.problem})" if row.problem else text
+    def pages(name: str) -> str:
+        return format_size_short(row.counts[name] * PAGE_BYTES)
+
+    used, size, counts = format_size_short(row.used_bytes), format_size_short(row.bytes), row.counts
+    parts = [f"{used} of {size} in use, by {counted(row.processes, 'process')}"]
+    if row.problem:
+        parts.append(f"not served: {row.problem}")
+    if counts.get("pages_out"):
+        parts.append(f"{pages('pages_out')} out, {pages('pages_in')} in")
+    if waits := counts.get("room_waits"):
+        parts.append(f"{counted(waits, 'wait')} for room")
+    back = [name for name, count in counts.items() if name.startswith("back_") and count]
+    parts += [f"{pages(name)} handed back ({name.removeprefix('back_')})" for name in back]
+    if lost := counts.get("pages_lost"):
+        parts.append(f"{counted(lost, 'page')} lost")
+    return "; ".join(parts)
 
 
 def _describe_choice(status: DeviceStatus) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import select
@@ -25,7 +26,14 @@ from infiniswap.device.api import DeviceAnswer, FarRow
 from infiniswap.device.slabs.alarms import Alarms
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.succession.holder import Holder
-from infiniswap.engine.protocol import Engine, Frontend, FrontendConfig, FrontendInfo, OffLoop
+from infiniswap.engine.protocol import (
+    Engine,
+    FarTold,
+    Frontend,
+    FrontendConfig,
+    FrontendInfo,
+    OffLoop,
+)
 from infiniswap.errors import ConflictError, InfiniswapError, from_oserror
 from infiniswap.units import counted
 
@@ -244,6 +252,7 @@ class FarMemory:
             jobs=len(self._jobs),
             processes=0 if info is None else info.connections,
             problem=self._problem,
+            counts=dataclasses.asdict(FarTold() if info is None else info.far),
         )
 
     # --------------------------------------------------------------------------- end

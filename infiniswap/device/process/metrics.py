@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
@@ -23,6 +24,7 @@ from infiniswap.control.figures import (
 )
 from infiniswap.control.messages import GOODBYE_FLOOD, GOODBYE_PROTOCOL
 from infiniswap.device.process.report import DeviceSnapshot
+from infiniswap.engine.protocol import FarTold
 from infiniswap.system.pressure import memory_stalls
 from infiniswap.units import PAGE_BYTES
 
@@ -61,6 +63,21 @@ def _latency(fields: Mapping[tuple[str, ...], str]) -> Read:
 def _far(field: str) -> Read:
     """A field of FarRow; 0 of a device without far memory."""
     return lambda s: 0 if s.status.far is None else getattr(s.status.far, field)
+
+
+def _far_count(field: str, unit: float = 1) -> Read:
+    """A field of FarRow.counts."""
+    return lambda s: _told(s, field) * unit
+
+
+def _far_by(fields: Mapping[str, str]) -> Read:
+    """Fields of FarRow.counts by the label's value."""
+    return lambda s: {label: _told(s, field) for label, field in fields.items()}
+
+
+def _told(snapshot: DeviceSnapshot, field: str) -> int:
+    far = snapshot.status.far
+    return 0 if far is None else far.counts[field]
 
 
 def _slab_counts(field: str) -> Read:
@@ -107,6 +124,13 @@ def _pages_and_bytes(
     )
 
 
+_FAR_FIELDS: Final = tuple(field.name for field in dataclasses.fields(FarTold))
+_FAR_BACK: Final = {
+    name.removeprefix("back_"): name for name in _FAR_FIELDS if name.startswith("back_")
+}
+_FAR_OFF: Final = {
+    name.removeprefix("off_"): name for name in _FAR_FIELDS if name.startswith("off_")
+}
 _OPS: Final = ("read", "write", "trim", "zero", "flush")
 _SOURCES: Final = {from_: f"pages_in_{from_}" for from_ in ("remote", "staging", "backup", "zero")}
 _TARGETS: Final = {to: f"pages_out_{to}" for to in ("remote", "backup")}
@@ -157,6 +181,56 @@ METRICS: Final = (
         ("far_bytes", "Size of the range for far memory.", "bytes"),
         ("far_used_bytes", "Far memory that processes have.", "used_bytes"),
         ("far_processes", "Processes with far memory.", "processes"),
+    ),
+    *_pages_and_bytes(
+        "far_pages_out_total",
+        "far_out_bytes_total",
+        "moved out of jobs to far memory",
+        partial(_far_count, "pages_out"),
+    ),
+    *_pages_and_bytes(
+        "far_pages_in_total",
+        "far_in_bytes_total",
+        "brought back to jobs from far memory",
+        partial(_far_count, "pages_in"),
+    ),
+    _counter(
+        "far_fetches_total",
+        "Fetches of far memory, by size.",
+        _far_by({"block": "fetches", "part": "small_fetches"}),
+        "size",
+        notes="`block`: 2 MiB; `part`: fewer pages of one.",
+    ),
+    _counter(
+        "far_fetch_wait_seconds_total",
+        "Time that threads of jobs waited for far memory.",
+        _far_count("fetch_wait_ns", 1e-9),
+    ),
+    _counter(
+        "far_room_waits_total",
+        "Waits of jobs' threads until other pages had left.",
+        _far_count("room_waits"),
+    ),
+    _counter(
+        "far_room_wait_seconds_total",
+        "Time that threads of jobs waited until other pages had left.",
+        _far_count("room_wait_ns", 1e-9),
+    ),
+    _counter("far_lost_pages_total", "Pages of far memory lost.", _far_count("pages_lost")),
+    _counter(
+        "far_handed_back_pages_total",
+        "Pages of far memory that became the kernel's again, by reason.",
+        _far_by(_FAR_BACK),
+        "reason",
+        notes="What the program did with them, such as `fork`, `locked` (mlock) or `protected` "
+        "(mprotect); `pinned`: the kernel did not move them.",
+    ),
+    _counter(
+        "far_refused_processes_total",
+        "Processes whose memory is never far, by reason.",
+        _far_by(_FAR_OFF),
+        "reason",
+        notes="What they lack, such as `permission` (userfaultfd) or `addresses` (RLIMIT_AS).",
     ),
     *_each(
         "gauge",
