@@ -124,6 +124,35 @@ def test_a_program_goes_on_while_processes_of_its_device_die(
     leave(device)
 
 
+def test_a_restart_and_a_drained_donor_leave_far_memory_whole(cluster: Cluster) -> None:
+    cluster.env["INFINISWAP_DEVICE_STANDBY"] = "on"
+    cluster.env["INFINISWAP_DAEMON_LEASE_GRACE_S"] = "120"
+    first, _ = cluster.donor(), cluster.donor()
+    device = start_far_device(cluster, size_bytes=SIZE, far_bytes=FAR)
+    job = connect_job(device)
+    with FarProcess(job) as process:
+        job.close()
+        process.hello()
+        for block in range(FAR // BLOCK):
+            process.write(block, block + 1)
+        until(lambda: device.told["slabs"]["mapped"] >= 3, "slabs of far memory with a donor")
+        device.wait_standby()
+        done = device.command("restart")
+        assert done.returncode == 0, done.stderr
+        process.wait_gone()
+        process.hello()
+        for block in range(FAR // BLOCK):
+            process.read(block, block + 1)
+        cluster.ok("donor", "drain", first.address)
+        for block in range(FAR // BLOCK):
+            process.read(block, block + 1)
+        status = device.told
+        assert all(row["slabs"] == 0 for row in status["donors"] if row["address"] == first.address)
+        assert status["stats"]["requests_failed"] == 0
+    wait_far(device, lambda far: far["used_bytes"] == far["jobs"] == 0, "the end of the job")
+    leave(device)
+
+
 def test_a_device_is_not_stopped_under_far_memory(cluster: Cluster) -> None:
     cluster.donor()
     device = start_far_device(cluster, size_bytes=SIZE, far_bytes=FAR)
