@@ -57,6 +57,7 @@ def cells(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.full
 def test_a_job_is_measured_and_a_second_run_only_adds_what_is_missing(
     command: list[str], tmp_path: Path
 ) -> None:

@@ -89,7 +89,9 @@ def test_a_disk_below_other_layers_is_found(
     file.unlink()
 
 
-@pytest.mark.parametrize("frontend", ["ublk", "nbd"], indirect=True)
+@pytest.mark.parametrize(
+    "frontend", ["ublk", pytest.param("nbd", marks=pytest.mark.full)], indirect=True
+)
 def test_a_device_of_ours_is_no_place_for_a_backup(
     frontend: str, modules: Callable[..., None], module_cluster: Cluster
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_container_too_small_for_a_standby_is_refused(
     assert re.search(r"need \d+ threads, and this cgroup may have 22", said), said
 
 
+@pytest.mark.full  # it has once not ended, for a cause that is not known
 def test_a_take_over_after_a_kill_for_memory_names_the_cgroup(
     frontend: str, standby: Cluster, step: MemoryCgroup
 ) -> None:
