@@ -53,6 +53,7 @@
 #define ISWF_WORDS         (ISWF_BLOCK_PAGES / 64)
 #define ISWF_SHADOW_SLOTS  1024u
 #define ISWF_CRADLE_SLOTS  16u
+#define ISWF_AHEAD_MAX     2u
 #define ISWF_EVICT_THREADS ISWF_WRITE_SLOTS
 
 struct iswf_mask {
@@ -69,6 +70,7 @@ struct iswf_block {
 	uint32_t slot;               /* of the shadow, + 1; 0: none */
 	uint16_t window, window_end; /* pages fetched last, and the page behind them */
 	uint16_t small_fetches;      /* since it left as a whole */
+	uint32_t whole_at;           /* which of all whole blocks it was that came; 0: none */
 	uint8_t queue;               /* enum iswf_queue_name */
 	uint8_t refusals;            /* moves out that failed, in a row */
 	bool claimed;
@@ -77,6 +79,7 @@ struct iswf_block {
 	bool unsure; /* pages may be there that no mask names: a discard we were told of */
 	bool placed; /* the device has a place for it */
 	bool left;   /* not registered any more: the kernel fills it */
+	bool ahead;  /* what is aside was brought before a fault: the device has it, too */
 };
 
 struct iswf_queue {
@@ -114,7 +117,7 @@ struct iswf_ops {
 struct iswf_counts {
 	atomic_uint_fast64_t pages_out, pages_in, pages_back, pages_filled, blocks_out, fetches,
 		small_fetches, room_waits, room_wait_ns, fetch_wait_ns, refused_moves, no_room,
-		pages_lost, faults, handed_back[ISWF_WHYS];
+		pages_lost, faults, blocks_ahead, blocks_ahead_used, handed_back[ISWF_WHYS];
 };
 
 struct iswf_agent {
@@ -129,8 +132,11 @@ struct iswf_agent {
 	struct iswf_queue queues[ISWF_QUEUES];
 	uint32_t shadow_free[ISWF_SHADOW_SLOTS], shadow_free_count;
 	uint32_t cradle_free[ISWF_CRADLE_SLOTS], cradle_free_count;
-	int64_t held_pages;     /* of home and aside */
-	int64_t budget_pages;   /* how many may be */
+	uint32_t wishes[ISWF_AHEAD_MAX], wishes_count; /* blocks to be brought ahead */
+	uint32_t ahead_count;                          /* blocks brought ahead and not used yet */
+	uint32_t whole_count;                          /* blocks that came whole */
+	int64_t held_pages;                            /* of home and aside */
+	int64_t budget_pages;                          /* how many may be */
 	uint64_t full_until_ns; /* the device had no room: no eviction until then */
 	bool resting;           /* nothing leaves and nothing is taken any more */
 	bool ended;             /* and all is home */
@@ -190,6 +196,11 @@ void iswf_fault(char *at);
 bool iswf_evict(void);
 /* Sends the block that is aside longest; false: there is none. A thread of ours. */
 bool iswf_send(void);
+/*
+ * Brings one block aside from the device before a fault, where blocks came whole one after the
+ * other, if there is room for it without evicting anything. False: none. A thread of ours.
+ */
+bool iswf_ahead(void);
 /* Tells the device of one block that needs no place any more; false: there is none. */
 bool iswf_drop(void);
 /*

@@ -210,6 +210,8 @@ void iswf_shadow_give(struct iswf_block *b)
 		return;
 	A->shadow_free[A->shadow_free_count++] = b->slot - 1;
 	b->slot = 0;
+	A->ahead_count -= b->ahead;
+	b->ahead = false;
 }
 
 char *iswf_cradle_take(void)

@@ -45,10 +45,17 @@ void iswf_copy_aside(uint32_t block, struct iswf_place *place, const struct iswf
 struct iswf_mask iswf_put_back(uint32_t block, const struct iswf_mask *aside);
 /* Brings the far pages of `wanted` from the device. */
 void iswf_fetch(uint32_t block, struct iswf_place *place, const struct iswf_mask *wanted);
-/* The same for all of a block that is nowhere else, as one page; returns what came. */
-struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, char *cradle);
+/*
+ * The same for all of a block that is nowhere else, as one page, to where its first page is at
+ * `to`; returns what came, the zeros of other pages among it.
+ */
+struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, char *cradle,
+				  char *to);
 /* What a move out of the cradle has left there is zeros again. */
 void iswf_clear_cradle(char *cradle, size_t moved);
+
+/* ahead.c: the block came whole, for a fault; the next one in its row may be wished for. */
+void iswf_came_whole(uint32_t block);
 
 /* fault.c: claimed; drops the lock. What is aside comes home. */
 void iswf_bring_aside(struct iswf_block *b, uint32_t block);

@@ -123,8 +123,6 @@ static void sent_aside(struct iswf_block *b, const struct iswf_mask *sent,
 	b->placed |= iswf_mask_any(sent);
 	iswf_shadow_give(b);
 	iswf_held_more((int64_t)iswf_mask_count(home) + iswf_mask_count(still) - before);
-	iswf_count(&A->count.pages_out, iswf_mask_count(sent));
-	iswf_count(&A->count.blocks_out, 1);
 }
 
 bool iswf_send(void)
@@ -132,7 +130,8 @@ bool iswf_send(void)
 	struct iswf_mask live, sent, rest, home = {{0}};
 	struct iswf_block *b;
 	uint32_t block;
-	int code;
+	bool ahead;
+	int code = 0;
 
 	pthread_mutex_lock(&A->lock);
 	block = iswf_rests() ? ISWF_NONE : iswf_claim_first(ISWF_Q_ASIDE);
@@ -142,9 +141,11 @@ bool iswf_send(void)
 	}
 	b = &A->blocks[block];
 	live = iswf_mask_and(&b->aside, &b->live);
+	ahead = b->ahead;
 	pthread_mutex_unlock(&A->lock);
 
-	sent = send_runs(block, &live, &code);
+	/* What was brought ahead in vain is as far as it was before. */
+	sent = ahead ? live : send_runs(block, &live, &code);
 	rest = iswf_mask_without(&live, &sent);
 	if (iswf_mask_any(&rest))
 		home = iswf_put_back(block, &rest);
@@ -155,6 +156,10 @@ bool iswf_send(void)
 	if (code != 0) {
 		iswf_count(&A->count.no_room, 1);
 		A->full_until_ns = iswf_now_ns() + FULL_NS;
+	}
+	if (!ahead) {
+		iswf_count(&A->count.pages_out, iswf_mask_count(&sent));
+		iswf_count(&A->count.blocks_out, 1);
 	}
 	sent_aside(b, &sent, &home, &rest);
 	iswf_release(block);

@@ -67,7 +67,7 @@ static bool fault_whole(struct iswf_block *b, uint32_t block)
 	if (cradle == NULL)
 		return false;
 	pthread_mutex_unlock(&A->lock);
-	came = iswf_fetch_whole(block, &far, cradle);
+	came = iswf_fetch_whole(block, &far, cradle, iswf_at(block));
 	pthread_mutex_lock(&A->lock);
 	iswf_cradle_give(cradle);
 	came_home(b, &came);
@@ -86,6 +86,7 @@ static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 		whole_window(b);
 		page = 0;
 		end = ISWF_BLOCK_PAGES;
+		iswf_came_whole(block);
 	}
 	if (end - page == ISWF_BLOCK_PAGES && is_alone(b) &&
 	    iswf_mask_count(&b->far) >= WHOLE_PAGES_MIN && fault_whole(b, block))
@@ -179,6 +180,19 @@ void iswf_bring_aside(struct iswf_block *b, uint32_t block)
 	iswf_count(&A->count.pages_back, iswf_mask_count(&back));
 }
 
+/* Lock held, claimed. */
+static void fault_aside(struct iswf_block *b, uint32_t block)
+{
+	bool ahead = b->ahead;
+
+	iswf_bring_aside(b, block);
+	if (!ahead || b->ahead)
+		return;
+	iswf_count(&A->count.blocks_ahead_used, 1);
+	whole_window(b);
+	iswf_came_whole(block);
+}
+
 /* F4: the program may have discarded it by a way that we do not see, or the kernel has it. */
 static void fault_home(uint32_t block, uint32_t page)
 {
@@ -217,7 +231,7 @@ void iswf_fault(char *at)
 		fault_home(block, page);
 	} else {
 		if (iswf_has(&b->aside, page))
-			iswf_bring_aside(b, block);
+			fault_aside(b, block);
 		else if (iswf_has(&b->far, page))
 			fault_far(b, block, page);
 		else

@@ -211,7 +211,8 @@ void iswf_clear_cradle(char *cradle, size_t moved)
 		memset(cradle + moved, 0, rest); /* the program locks what is mapped */
 }
 
-struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, char *cradle)
+struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, char *cradle,
+				  char *to)
 {
 	struct arrival arrival = {
 		.block = block,
@@ -227,7 +228,7 @@ struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, c
 		for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
 			if (!iswf_has(far, page))
 				memset(cradle + (size_t)page * ISWF_PAGE_BYTES, 0, ISWF_PAGE_BYTES);
-		(void)A->ops->move(iswf_at(block), cradle, ISWF_BLOCK_BYTES, &moved);
+		(void)A->ops->move(to, cradle, ISWF_BLOCK_BYTES, &moved);
 	}
 	iswf_clear_cradle(cradle, moved);
 	iswf_count(&A->count.fetches, 1);

@@ -60,7 +60,9 @@ static void *fault_main(void *arg)
 /* Lock held: what there is to do. Memory is evicted ahead of need, through a delay aside. */
 static bool wants_eviction(int64_t *aside_max_out)
 {
-	int64_t lacking = A->held_pages + AHEAD_PAGES - A->budget_pages;
+	/* What was brought ahead evicts nothing: it has a part of the room that is kept. */
+	int64_t ahead = (int64_t)A->ahead_count * ISWF_BLOCK_PAGES;
+	int64_t lacking = A->held_pages - ahead + AHEAD_PAGES - A->budget_pages;
 
 	*aside_max_out = A->budget_pages * ASIDE_SHARE / 100 / ISWF_BLOCK_PAGES;
 	return lacking > 0;
@@ -76,7 +78,7 @@ static bool work_once(void)
 	full = A->queues[ISWF_Q_ASIDE].count > aside_max;
 	pthread_mutex_unlock(&A->lock);
 	if (!evict)
-		return iswf_drop();
+		return iswf_ahead() || iswf_drop();
 	if (!full && iswf_evict())
 		return true;
 	return iswf_send() || iswf_evict() || iswf_drop();

@@ -44,6 +44,14 @@ static void write_file(const char *name, const char *text)
 	close(fd);
 }
 
+static void write_usage(uint64_t bytes)
+{
+	char text[32];
+
+	snprintf(text, sizeof(text), "%llu\n", (unsigned long long)bytes);
+	write_file("memory.usage_in_bytes", text);
+}
+
 /* A place with the files of a cgroup that is as full as the agent lets one become. */
 static void make_directory(void)
 {
@@ -52,8 +60,7 @@ static void make_directory(void)
 	strcpy(directory, "/tmp/isw-far-XXXXXX");
 	CHECK(mkdtemp(directory) != NULL);
 	CHECK_EQ(chdir(directory), 0);
-	snprintf(text, sizeof(text), "%llu\n", LIMIT - 16 * MIB);
-	write_file("memory.usage_in_bytes", text);
+	write_usage(LIMIT - 16 * MIB);
 	snprintf(text, sizeof(text), "%llu\n", LIMIT);
 	write_file("memory.limit_in_bytes", text);
 	write_file("memory.stat", STATISTICS);
@@ -199,6 +206,25 @@ static void a_killed_job_leaves_nothing(void)
 		pause_ms(1);
 	CHECK_EQ(kill(job.pid, SIGKILL), 0);
 	CHECK(WIFSIGNALED(end_of(&job)));
+	end_device(&d);
+}
+
+/* Everything has left; then there is room, so blocks that are read in order come ahead. */
+static void what_comes_ahead_is_what_left(void)
+{
+	struct device d;
+	struct job job;
+
+	start_device(&d);
+	job = start_job("lost", "0", d.job_end);
+	wait_for_word(&job);
+	while (far_used(&d) == 0)
+		pause_ms(1);
+	write_usage(LIMIT - 128 * MIB);
+	write_file("far_job.end", "");
+	CHECK_EQ(end_of(&job), 0);
+	unlink("far_job.end");
+	write_usage(LIMIT - 16 * MIB);
 	end_device(&d);
 }
 
@@ -497,6 +523,7 @@ int main(int argc, char **argv)
 	passes("edges", "1");
 	passes("model", "25");
 	a_killed_job_leaves_nothing();
+	what_comes_ahead_is_what_left();
 	lost_bytes_are_never_zeros();
 	a_killed_device_costs_nothing(4, seed);
 	a_device_killed_twice_costs_nothing(2, seed);
