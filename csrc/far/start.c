@@ -37,7 +37,7 @@
 #define A (&iswf_agent)
 
 atomic_int iswf_phase;
-static pid_t owner; /* the process that the agent is for: a child of vfork() is another one */
+static pid_t owner; /* the process that the agent is for: a child in its memory is another one */
 
 uint64_t iswf_now_ns(void)
 {
