@@ -147,11 +147,15 @@ static bool is_lost(int code)
 /* F5 */
 static void poison(struct iswf_place *place, uint32_t page)
 {
-	int code = A->ops->poison(place->to + (size_t)page * ISWF_PAGE_BYTES, place->moved);
+	int code;
 
+	/* Counted first: who waits for the page gets SIGBUS, and may end the process, at once. */
+	iswf_count(&A->count.pages_lost, 1);
+	code = A->ops->poison(place->to + (size_t)page * ISWF_PAGE_BYTES, place->moved);
+	if (code != 0)
+		iswf_count(&A->count.pages_lost, (uint64_t)-1);
 	if (code == 0) {
 		iswf_set(&place->placed, page);
-		iswf_count(&A->count.pages_lost, 1);
 	} else if (code == -EEXIST) {
 		iswf_set(&place->met, page);
 	} else if (code == -ENOENT) {

@@ -207,6 +207,7 @@ static int real_poison(char *page, bool moved)
 	};
 	size_t done;
 
+	iswf_link_tell();
 	return operate(&operation, ISWF_PAGE_BYTES, &done);
 }
 
