@@ -107,6 +107,10 @@ def test_a_job_three_times_its_limit_goes_far_and_gets_every_byte_back(runner: R
     far = summary["far"]
     assert (far["unfit"], far["problem"], far["lost_pages"]) == ("", "", 0)
     assert far["peak_bytes"] > 64 * MIB
+    assert min(far["out_bytes"], far["in_bytes"]) > 64 * MIB
+    assert far["fetches"] + far["small_fetches"] > 0
+    assert far["fetch_wait_s"] > 0
+    assert summary["anon_peak_bytes"] < (JOB_MIB + 64) * MIB
     assert summary["swap_peak_bytes"] < 32 * MIB
     assert summary["local_peak_bytes"] <= 64 * MIB
     assert summary["page_in_remote_bytes"] > 0
@@ -141,8 +145,11 @@ def test_forked_workers_see_all_that_was_far(runner: Runner) -> None:
     path = runner.cluster.root / "summary.json"
     command = (sys.executable, "-c", FORKS, "128")
     done = runner(*command, options=(*FAR, "--summary-json", str(path)), local=LOCAL)
+    summary = json.loads(path.read_text())
     path.unlink()
     assert (done.returncode, done.stdout) == (0, b"all there\n"), done.stderr.decode()
+    assert summary["far"]["handed_back_bytes"]["fork"] > 32 * MIB
+    assert re.search(r"handed back to swap [0-9.]+ MiB \(fork\)", done.stderr.decode())
     assert runner.leftovers() == []
 
 
@@ -230,6 +237,28 @@ def test_a_job_goes_on_from_the_backup_when_all_donors_are_killed(cluster: Clust
         said = stop(process)
         assert "donors gone meanwhile" in said
         assert "from the disk " in said
+        runner.nothing_left()
+    finally:
+        runner.end()
+
+
+def test_pages_of_which_no_copy_is_left_end_the_job_with_sigbus_and_are_counted(
+    cluster: Cluster,
+) -> None:
+    donors = [cluster.donor(), cluster.donor()]
+    runner = Runner(cluster)
+    path = cluster.root / "summary.json"
+    lossy = ("--backup", "none", "--allow-data-loss", "--summary-json", str(path))
+    process = runner.popen(*fill(FOREVER), options=(*FAR, *lossy), local=LOCAL)
+    try:
+        check_rounds(process, 0)
+        until(lambda: went_far(runner), "far memory")
+        for donor in donors:
+            donor.end(signal.SIGKILL)
+        _, stderr = process.communicate(timeout=2 * WAIT_S)
+        assert process.returncode == 128 + signal.SIGBUS, stderr.decode()
+        assert json.loads(path.read_text())["far"]["lost_pages"] > 0
+        assert re.search(r"advice: \d+ pages? of far memory \(.*\) (is|are) lost", stderr.decode())
         runner.nothing_left()
     finally:
         runner.end()

@@ -185,7 +185,10 @@ def test_far_memory_counts_over_take_overs_and_into_the_peak(tmp_path: Path) -> 
     assert found.anon_peak_bytes == 6 * MIB
     assert found.far.peak_bytes == 2 * MIB
     happened, waited, _ = closing.describe(found)[-3:]
-    assert "; far 4.00 MiB of it, in 2.00 MiB, handed back to swap 16.0 KiB (fork)" in happened
+    assert (
+        ", of that 4.00 MiB and 2.00 MiB as far memory, handed back to swap 16.0 KiB (fork)"
+        in happened
+    )
     assert "0.3 s for far memory (5 blocks, 0 parts of blocks)" in waited
 
 
@@ -193,7 +196,7 @@ def test_waits_for_room_are_part_of_the_time_and_get_advice(tmp_path: Path) -> N
     counts = {"pages_out": 9, "room_waits": 7, "room_wait_ns": 10**9, "fetch_wait_ns": 5 * 10**8}
     found = ended(tmp_path, row(2 * MIB, fetches=1, **counts))
     *_, waited, advice = closing.describe(found)
-    assert waited.startswith("waited: up to 1.5 s of 2.0 s (75%): 0.5 s for far memory (1 block, ")
+    assert waited.startswith("waited 1.5 s of 2.0 s (75%) for donors and disk: 0.5 s for far m")
     assert "1.0 s until other blocks had left to make room" in waited
     assert advice.endswith("A faster disk for the backup: --backup PATH")
 

@@ -189,7 +189,7 @@ def test_without_paging_no_shares_are_claimed(host: Host) -> None:
     assert found.remote_share is None
     happened, waited, _ = closing.describe(found)
     assert happened.endswith("with 64.0 MiB local, nothing paged out")
-    assert waited == "waited: not for any page, donor or disk"
+    assert waited == "waited for no donor and no disk"
     found = summary(host, status(pages_out=20))
     assert closing.describe(found)[0].endswith(", paged out 40.0 KiB, in 0 B")
 
@@ -439,8 +439,8 @@ def test_page_ins_that_waited_are_told_apart(host: Host) -> None:
     assert (found.page_ins_waited, found.page_ins_ready) == (30, 870)
     assert found.page_in_waited_s == 0.25
     assert closing.describe(found)[1] == (
-        "waited: up to 0.2 s of 1.2 s (20%): 30 page-ins (p50 100 µs, p99 2000 µs, 870 more had "
-        "their pages at once)"
+        "waited 0.2 s of 1.2 s (20%) for donors and disk: 30 page-ins (p50 100 µs, p99 2000 µs, "
+        "870 more had their pages at once)"
     )
     found = summary(host, status(pages_in=910, read_requests=900, pages_in_staging=910))
     assert "p50" not in "\n".join(closing.describe(found))
@@ -449,9 +449,12 @@ def test_page_ins_that_waited_are_told_apart(host: Host) -> None:
 def test_waits_of_several_threads_are_no_share_of_the_time(host: Host) -> None:
     figures = {"read_requests_waited": 30, "read_requests_waited_us": 2_500_000}
     found = summary(host, status(pages_in=910, **figures))
-    assert "waited: up to 2.5 s, several threads at once: 30 page-ins" in closing.describe(found)[1]
+    assert (
+        "waited 2.5 s (several threads at once) for donors and disk: 30"
+        in closing.describe(found)[1]
+    )
     found = dataclasses.replace(found, shared=True)
-    assert "2.5 s, all that use the device together: " in closing.describe(found)[1]
+    assert "2.5 s (all that use the device together) for" in closing.describe(found)[1]
 
 
 def test_page_outs_that_waited_for_a_buffer_are_a_reason(host: Host) -> None:
@@ -471,7 +474,7 @@ def test_the_end_has_three_lines_and_warnings_stand_before_them(host: Host) -> N
     warning, happened, waited, advice = closing.describe(found)
     assert warning.startswith("warning: up to 8.00 MiB went to other swap areas of this host: ")
     assert happened.startswith("job: exit code 0 after 1.2 s, peak memory 40.0 MiB with 64.0 MiB")
-    assert waited.startswith("waited: ")
+    assert waited.startswith("waited ")
     assert advice.startswith("advice: the device reported: the backup /b refuses writes")
     assert len(closing.describe(dataclasses.replace(found, other_areas=()))) == 3
     assert len(closing.describe(dataclasses.replace(found, other_areas=(), alarms=()))) == 3

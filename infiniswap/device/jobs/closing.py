@@ -91,7 +91,10 @@ def _paged(s: Summary) -> str:
         return text
     if far.unfit:
         return f"{text} by swap alone ({far.unfit})"
-    text += f"; far {format_size_short(far.out_bytes)} of it, in {format_size_short(far.in_bytes)}"
+    text += (
+        f", of that {format_size_short(far.out_bytes)} and {format_size_short(far.in_bytes)} as "
+        "far memory"
+    )
     if back := ", ".join(
         f"{format_size_short(part)} ({_BACK.get(reason, reason)})"
         for reason, part in far.handed_back_bytes.items()
@@ -134,15 +137,15 @@ def _waited(s: Summary) -> str:
     if s.far is not None:  # whose fetches are among the device's page-ins
         waited_s = max(waited_s, s.far.fetch_wait_s) + s.far.room_wait_s
     if not parts:
-        return "waited: not for any page, donor or disk"
+        return "waited for no donor and no disk"
     share = ""
     if s.shared:
-        share = ", all that use the device together"
+        share = " (all that use the device together)"
     elif waited_s > s.elapsed_s:
-        share = ", several threads at once"
+        share = " (several threads at once)"
     elif s.elapsed_s:
         share = f" of {s.elapsed_s:.1f} s ({waited_s / s.elapsed_s:.0%})"
-    return f"waited: up to {waited_s:.1f} s{share}: {'; '.join(parts)}"
+    return f"waited {waited_s:.1f} s{share} for donors and disk: {'; '.join(parts)}"
 
 
 def _reasons(s: Summary) -> Iterator[str]:
