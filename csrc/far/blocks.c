@@ -19,6 +19,8 @@ struct iswf_agent iswf_agent = {
 	.work = PTHREAD_COND_INITIALIZER,
 };
 
+#define VICTIMS_LOOKED_AT 256u
+
 #define A (&iswf_agent)
 
 /* ------------------------------------------------------------ queues; lock held */
@@ -83,6 +85,32 @@ uint32_t iswf_claim_first(enum iswf_queue_name name)
 	if (block != ISWF_NONE)
 		A->blocks[block].claimed = true;
 	return block;
+}
+
+/* Whether some of its pages are home and others far: then it would leave in many small requests. */
+static bool is_split(const struct iswf_block *b)
+{
+	return iswf_mask_any(&b->far);
+}
+
+/*
+ * Lock held: the block that is to leave, claimed; ISWF_NONE. The first one that is home as a whole:
+ * a split one costs as many requests as it has runs, and either is cold soon and small, or comes
+ * whole once enough of it was fetched.
+ */
+uint32_t iswf_claim_victim(void)
+{
+	uint32_t block =
+		A->queues[ISWF_Q_HOME].count != 0 ? A->queues[ISWF_Q_HOME].head : ISWF_NONE;
+
+	for (uint32_t i = 0; block != ISWF_NONE && i < VICTIMS_LOOKED_AT; i++) {
+		if (!A->blocks[block].claimed && !is_split(&A->blocks[block])) {
+			A->blocks[block].claimed = true;
+			return block;
+		}
+		block = A->blocks[block].next;
+	}
+	return iswf_claim_first(ISWF_Q_HOME);
 }
 
 bool iswf_is_empty(const struct iswf_block *b)

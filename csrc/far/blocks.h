@@ -15,6 +15,7 @@ void iswf_queue_add(enum iswf_queue_name name, uint32_t block); /* at its end */
 struct iswf_block *iswf_claim(uint32_t block);                  /* waits */
 /* The first block of the queue that nobody has claimed, claimed; ISWF_NONE. */
 uint32_t iswf_claim_first(enum iswf_queue_name name);
+uint32_t iswf_claim_victim(void);
 void iswf_release(uint32_t block); /* drops the lock for the wake-up */
 bool iswf_is_empty(const struct iswf_block *b);
 void iswf_held_more(int64_t pages); /* less, if negative */

@@ -3,7 +3,7 @@
  * How much of the job's memory may be at home: the least that the limits of its cgroup and of that
  * one's ancestors leave beside everything else there, page tables and locked memory among it. Page
  * cache is not counted, since the kernel takes it first; when the job's files are read again and
- * again for that, more is left to them.
+ * again for that, or memory that it has swapped out comes back, more is left to the kernel.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -21,6 +21,7 @@
 #define PATH_BYTES       1024u
 #define LEVELS_MAX       8u
 #define LIMITS           2u
+#define REFAULTS         2u /* of files, and of memory that the kernel has swapped out */
 #define MARGIN_SHARE     16
 #define MARGIN_BYTES_MIN (12ll << 20)
 #define MARGIN_BYTES_MAX (48ll << 20)
@@ -39,7 +40,7 @@
 /* The names of either version of cgroups. */
 struct names {
 	const char *usage, *limits[LIMITS];
-	const char *inactive_file, *active_file, *refaults; /* in memory.stat */
+	const char *inactive_file, *active_file, *refaults[REFAULTS]; /* in memory.stat */
 };
 
 static const struct names versions[] = {
@@ -47,12 +48,12 @@ static const struct names versions[] = {
 	 {"memory.limit_in_bytes", NULL},
 	 "total_inactive_file ",
 	 "total_active_file ",
-	 "total_workingset_refault_file "},
+	 {"total_workingset_refault_file ", "total_workingset_refault_anon "}},
 	{"memory.current",
 	 {"memory.max", "memory.high"},
 	 "inactive_file ",
 	 "active_file ",
-	 "workingset_refault_file "},
+	 {"workingset_refault_file ", "workingset_refault_anon "}},
 };
 
 /* The job's cgroup, then those of its ancestors that have a limit when the agent starts. */
@@ -65,7 +66,7 @@ static struct {
 	struct level levels[LEVELS_MAX];
 	uint32_t levels_count;
 	atomic_uint_fast64_t looked_ns;
-	int64_t files_bytes;
+	int64_t left_bytes;
 	uint64_t files_looked_ns, disturbed_ns, refaults_last;
 } budget = {.refaults_last = REFAULTS_UNKNOWN};
 
@@ -191,18 +192,27 @@ int iswf_budget_open(const char *cgroup)
 
 /* ------------------------------------------------------------------- looking */
 
-/* Leaves the files more while they are read again, and slowly less afterwards. */
-static void look_at_files(uint64_t refaults, uint64_t now)
+static uint64_t refaults_in(const char *stat)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < REFAULTS; i++)
+		sum += (uint64_t)number_in(stat, B->names->refaults[i]);
+	return sum;
+}
+
+/* Leaves the kernel more while what it has taken is used again, and slowly less afterwards. */
+static void look_at_refaults(uint64_t refaults, uint64_t now)
 {
 	if (now - B->files_looked_ns < FILES_NS)
 		return;
 	B->files_looked_ns = now;
 	if (B->refaults_last != REFAULTS_UNKNOWN && refaults - B->refaults_last > REFAULTS_MAX) {
 		B->disturbed_ns = now;
-		if (B->files_bytes < FILES_BYTES_MAX)
-			B->files_bytes += FILES_STEP_BYTES;
-	} else if (now - B->disturbed_ns > FILES_CALM_NS && B->files_bytes >= FILES_BACK_BYTES) {
-		B->files_bytes -= FILES_BACK_BYTES;
+		if (B->left_bytes < FILES_BYTES_MAX)
+			B->left_bytes += FILES_STEP_BYTES;
+	} else if (now - B->disturbed_ns > FILES_CALM_NS && B->left_bytes >= FILES_BACK_BYTES) {
+		B->left_bytes -= FILES_BACK_BYTES;
 	}
 	B->refaults_last = refaults;
 }
@@ -224,7 +234,7 @@ static int64_t least_spare(const struct level *level, int64_t least, uint64_t no
 	if (spare >= least || !read_text(level->stat_fd, stat, sizeof(stat)))
 		return least;
 	if (level == B->levels)
-		look_at_files((uint64_t)number_in(stat, B->names->refaults), now);
+		look_at_refaults(refaults_in(stat), now);
 	spare += number_in(stat, B->names->inactive_file) + number_in(stat, B->names->active_file);
 	return spare < least ? spare : least;
 }
@@ -241,7 +251,7 @@ bool iswf_budget_look(void)
 	for (uint32_t i = 0; i < B->levels_count; i++)
 		spare = least_spare(&B->levels[i], spare, now);
 	pthread_mutex_lock(&A->lock);
-	A->budget_pages = A->held_pages + (spare - B->files_bytes) / (int64_t)ISWF_PAGE_BYTES;
+	A->budget_pages = A->held_pages + (spare - B->left_bytes) / (int64_t)ISWF_PAGE_BYTES;
 	if (A->budget_pages < BUDGET_PAGES_MIN)
 		A->budget_pages = BUDGET_PAGES_MIN;
 	pthread_mutex_unlock(&A->lock);

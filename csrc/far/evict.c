@@ -48,7 +48,7 @@ bool iswf_evict(void)
 
 	pthread_mutex_lock(&A->lock);
 	if (!iswf_rests() && A->shadow_free_count > 0 && iswf_now_ns() >= A->full_until_ns)
-		block = iswf_claim_first(ISWF_Q_HOME);
+		block = iswf_claim_victim();
 	if (block == ISWF_NONE) {
 		pthread_mutex_unlock(&A->lock);
 		return false;

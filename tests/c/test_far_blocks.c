@@ -967,6 +967,18 @@ static void the_next_block_of_a_row_comes_before_its_fault(bool upwards)
 	end_ranges();
 }
 
+/* The other one came home first, a page of it. */
+static void a_block_that_is_home_as_a_whole_leaves_first(void)
+{
+	begin_far();
+	iswf_fault(iswf_at(0));
+	read_block(1, true);
+	CHECK(iswf_evict() && is_aside(1) && !is_aside(0));
+	CHECK(iswf_evict() && is_aside(0));
+	check_books();
+	end_ranges();
+}
+
 static void read_ahead_needs_room_and_is_given_up_unsent(void)
 {
 	uint32_t before;
@@ -1000,6 +1012,7 @@ int main(int argc, char **argv)
 	the_next_block_of_a_row_comes_before_its_fault(true);
 	the_next_block_of_a_row_comes_before_its_fault(false);
 	read_ahead_needs_room_and_is_given_up_unsent();
+	a_block_that_is_home_as_a_whole_leaves_first();
 	for (uint64_t seed = first; seed < first + seeds; seed++) {
 		printf("seed %llu\n", (unsigned long long)seed);
 		fflush(stdout);

@@ -40,7 +40,7 @@ CONTAINER = (
 """Process 1 of name spaces of its own, whose top cgroup is the one that it begins in."""
 SCOPE_S = 90.0
 """How long systemd waits for a scope."""
-HOG = "memory = bytearray(400 << 20); print('not killed')"
+HOG = "memory = bytearray(600 << 20); print('not killed')"
 
 
 @pytest.fixture
