@@ -112,7 +112,7 @@ def test_kept_contents_stay_as_they_were_begun(
         kept(device, "device").write_text(json.dumps(record))
     done = shared_cluster.cli("device", "start", device.name, **other)
     assert done.returncode == 0, done.stderr
-    warned = f"device remove {device.name}, and start it anew" in done.stderr
+    warned = f"device remove {device.name}, and start it again" in done.stderr
     status = device.status
     assert status["sealed"] == (seal == "true")
     degraded = [item for item in status["degraded"] if item.startswith("seal: ")]
