@@ -319,9 +319,11 @@ static struct part part_of(const void *at, size_t bytes)
 	return from < end ? (struct part){(char *)from, end - from} : none;
 }
 
-static bool is_large_mapping(const void *at, size_t bytes, int prot, int flags)
+/* An address without MAP_FIXED is a wish, which allocators such as mimalloc have for each mapping.
+ */
+static bool is_large_mapping(size_t bytes, int prot, int flags)
 {
-	return at == NULL && bytes >= MAPPING_BYTES_MIN && prot == (PROT_READ | PROT_WRITE) &&
+	return bytes >= MAPPING_BYTES_MIN && prot == (PROT_READ | PROT_WRITE) &&
 	       (flags & ~(MAP_NORESERVE | MAP_POPULATE)) == (MAP_PRIVATE | MAP_ANONYMOUS);
 }
 
@@ -345,7 +347,7 @@ static void surrender(const void *at, size_t bytes, enum iswf_why why)
 
 EXPORT void *mmap(void *at, size_t bytes, int prot, int flags, int fd, off_t offset)
 {
-	if (is_large_mapping(at, bytes, prot, flags) && !inside) {
+	if (is_large_mapping(bytes, prot, flags) && !inside) {
 		int off = ISWF_OFF;
 		void *taken;
 
