@@ -262,6 +262,11 @@ def _read_own(path: Path, directory: int) -> bytes | None:
     raise NotPermittedError(f"the file {why}", where=str(path), mend=mend)
 
 
+def temporary_of(path: Path) -> Path:
+    """Where `replace_file` writes the new contents first. Who dies meanwhile leaves it there."""
+    return path.with_name(f"{path.name}.new")
+
+
 def replace_file(path: Path, data: bytes, *, overwrites: bool = False) -> None:
     """Puts a file that only this user may read in the place of another one, so that there is always
     a whole one, also after a loss of power.
@@ -275,7 +280,7 @@ def replace_file(path: Path, data: bytes, *, overwrites: bool = False) -> None:
     Raises:
         OSError: it cannot be written; the old file is as it was.
     """
-    temporary = path.with_name(f"{path.name}.new")
+    temporary = temporary_of(path)
     temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with open(os.open(temporary, flags, 0o600), "wb") as file:

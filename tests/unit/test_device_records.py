@@ -21,7 +21,7 @@ from infiniswap.device.spec import contents, rundir
 from infiniswap.device.spec.rundir import DevicePaths
 from infiniswap.device.spec.spec import encode_spec
 from infiniswap.errors import ConfigError, ConflictError, InfiniswapError, NotPermittedError
-from infiniswap.system.files import is_held, overwrite
+from infiniswap.system.files import is_held, overwrite, temporary_of
 
 NOBODY = 65_534
 
@@ -251,3 +251,12 @@ def test_remove_names_a_stopped_device_whose_backup_lies_there(
     world.paths("upper").kept.write_bytes(world.record("upper"))
     with pytest.raises(ConflictError, match=r"backup of device upper.*device remove upper"):
         in_use.check_unused(lower, device_spec(world.config, name="lower"), removes=True)
+
+
+def test_a_record_that_was_half_written_goes_with_its_directory(tmp_path: Path) -> None:
+    """Its process was killed in between."""
+    paths = rundir.paths_of("one", tmp_path, tmp_path)
+    paths.run.mkdir()
+    temporary_of(paths.record).write_text("{")
+    rundir.clear(paths)
+    assert not paths.run.exists()

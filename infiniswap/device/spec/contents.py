@@ -24,7 +24,7 @@ from infiniswap.device.spec.spec import DeviceSpec
 from infiniswap.engine.protocol import Engine
 from infiniswap.errors import BackupError, ConflictError, EngineError, from_oserror
 from infiniswap.system.backup import check_backup, check_has_no_data, check_private
-from infiniswap.system.files import overwrite, sync_directory
+from infiniswap.system.files import overwrite, sync_directory, temporary_of
 
 SETTLE_MS_MAX = 120_000
 
@@ -155,7 +155,7 @@ def delete(paths: DevicePaths, spec: DeviceSpec) -> None:
     Raises:
         NotPermittedError, SystemCallError: a file cannot be deleted.
     """
-    keys = [paths.key, paths.key.with_name(f"{paths.key.name}.new")]
+    keys = [paths.key, temporary_of(paths.key)]
     files = [paths.tables, *keys, paths.kept]
     for path in keys:  # what is left of the backup in freed blocks is not to be read again
         overwrite(path)

@@ -34,6 +34,7 @@ from infiniswap.system.files import (
     log_tail,
     read_own_file,
     replace_file,
+    temporary_of,
     try_lock,
 )
 from infiniswap.units import SOCKET_PATH_BYTES_MAX
@@ -353,7 +354,8 @@ def log_hint(paths: DevicePaths, *, stays: bool) -> str:
 def clear(paths: DevicePaths) -> None:
     """Removes the run directory of a device that has ended; what cannot be removed stays."""
     sockets = [paths.socket, paths.member_socket, paths.far_socket, paths.nbd_socket]
-    files = [paths.record, *sockets, paths.state, paths.log, paths.lock]
+    records = [paths.record, temporary_of(paths.record)]  # it may have died while it wrote it
+    files = [*records, *sockets, paths.state, paths.log, paths.lock]
     with contextlib.suppress(OSError):
         files += [] if paths.runs.is_symlink() else list(paths.runs.iterdir())
     for path in files:
