@@ -644,7 +644,7 @@ async def test_no_bytes_of_a_request_are_a_fault_of_ours(
             for b in bearers
         ]
         requests += [junk_request(Random(seed)) for seed in range(600)]
-        places = asyncio.Semaphore(40)
+        places = asyncio.Semaphore(8)  # each handshake has half a second
 
         async def say_it(request: bytes) -> None:
             async with places, dialled(w) as (reader, writer):
