@@ -78,7 +78,7 @@ struct iswf_block {
 	bool fixed;  /* it stays home for good; what is freed of it is unmapped */
 	bool unsure; /* pages may be there that no mask names: a discard we were told of */
 	bool placed; /* the device has a place for it */
-	bool left;   /* not registered any more: the kernel fills it */
+	bool left;   /* no longer registered: the kernel fills it */
 	bool ahead;  /* what is aside was brought before a fault: the device has it, too */
 };
 
@@ -92,7 +92,7 @@ struct iswf_queue {
  * *done_out says how many bytes it has done, from the front.
  *
  * -EAGAIN: an event waits to be served, so nothing of the arena may change (F3). -EEXIST: a page is
- * there already. -ENOENT: no mapping of ours is there any more.
+ * there already. -ENOENT: no mapping of ours is there.
  */
 struct iswf_ops {
 	int (*move)(char *to, char *from, size_t bytes, size_t *done_out); /* but for holes */
@@ -138,7 +138,7 @@ struct iswf_agent {
 	int64_t held_pages;                            /* of home and aside */
 	int64_t budget_pages;                          /* how many may be */
 	uint64_t full_until_ns; /* the device had no room: no eviction until then */
-	bool resting;           /* nothing leaves and nothing is taken any more */
+	bool resting;           /* nothing leaves and nothing is taken */
 	bool ended;             /* and all is home */
 	uint32_t parked;        /* threads that evict and have nothing to do */
 	atomic_uint forks;      /* under way: likewise until they are done; seq_cst */
@@ -153,7 +153,7 @@ static inline bool iswf_rests(void)
 	return iswf_agent.resting || atomic_load(&iswf_agent.forks) != 0;
 }
 
-/* Threads that evict have nothing to do any more: a sandbox may forbid what they do. Lock held. */
+/* Threads that evict have nothing left to do: a sandbox may forbid what they do. Lock held. */
 static inline bool iswf_has_ended(void)
 {
 	return iswf_agent.resting && iswf_agent.queues[ISWF_Q_DROP].count == 0;
@@ -201,14 +201,14 @@ bool iswf_send(void);
  * other, if there is room for it without evicting anything. False: none. A thread of ours.
  */
 bool iswf_ahead(void);
-/* Tells the device of one block that needs no place any more; false: there is none. */
+/* Tells the device of one block that no longer needs a place; false: there is none. */
 bool iswf_drop(void);
 /*
  * Pages [first, end) of the block are needed no more: they are zeros. dead: nor are they live, and
  * what cannot be given again is unmapped. 0, or -errno: some could not be discarded.
  */
 int iswf_discard(uint32_t block, uint32_t first, uint32_t end, bool dead);
-/* Pages [first, end) of the block are the kernel's: whatever is there is not touched any more. */
+/* Pages [first, end) of the block are the kernel's: whatever is there is no longer touched. */
 void iswf_lose(uint32_t block, uint32_t first, uint32_t end);
 /*
  * Blocks [first, end) come home, are unregistered and stay the kernel's. children: forked ones get
@@ -325,7 +325,7 @@ bool iswf_stands_in_arena(void); /* the calling thread's stack is there */
 /* why: of the last three. What comes of it: else 0 or -errno. */
 int iswf_do_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why);
 void *iswf_errand_main(void *arg);
-/* Nothing of the process's memory leaves any more, and what has left is home. */
+/* Nothing of the process's memory leaves from now on, and what has left is home. */
 void iswf_end(void);
 
 #endif

@@ -439,7 +439,7 @@ void iswf_withdraw(uint32_t first, uint32_t end)
 	forget(first, end);
 }
 
-/* Slots of a range that is not needed any more; some may be in use still. */
+/* Slots of a range that is no longer needed; some may be in use still. */
 static void retire_slots(char *at, uint32_t slots, uint32_t *free_count)
 {
 	if (*free_count != slots)

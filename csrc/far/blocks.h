@@ -42,7 +42,7 @@ struct iswf_mask iswf_move_runs(char *to, char *from, const struct iswf_mask *pa
 int iswf_copy_run(struct iswf_place *place, uint32_t first, uint32_t end, const char *from);
 /* Copies pages of the block's slot of the shadow, which keeps them. */
 void iswf_copy_aside(uint32_t block, struct iswf_place *place, const struct iswf_mask *pages);
-/* Moves `aside` back from the shadow; returns what is not there any more. */
+/* Moves `aside` back from the shadow; returns what is no longer there. */
 struct iswf_mask iswf_put_back(uint32_t block, const struct iswf_mask *aside);
 /* Brings the far pages of `wanted` from the device. */
 void iswf_fetch(uint32_t block, struct iswf_place *place, const struct iswf_mask *wanted);

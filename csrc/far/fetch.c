@@ -140,7 +140,7 @@ static int ask_pages(struct arrival *arrival)
 
 static bool is_lost(int code)
 {
-	/* Of the last two: the device has forgotten the block, or there is none any more. */
+	/* Of the last two: the device has forgotten the block, or there is none left. */
 	return code == -ENODATA || code == -ENOENT || code == -EPIPE;
 }
 

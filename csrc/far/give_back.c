@@ -69,7 +69,7 @@ static int leave_mapped(uint32_t block, bool children)
 
 /* ------------------------------------------------------------------- discards */
 
-/* Lock held, claimed: nothing has them any more. */
+/* Lock held, claimed: nothing has them now. */
 static void drop(struct iswf_block *b, const struct iswf_mask *pages)
 {
 	struct iswf_mask home = iswf_mask_and(&b->home, pages);

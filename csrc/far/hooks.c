@@ -407,7 +407,7 @@ EXPORT int munmap(void *at, size_t bytes)
 	return NEXT->munmap(at, bytes);
 }
 
-/* A whole allocation, which the agent moves by itself. */
+/* A whole allocation, which the agent moves. */
 static void *remap(void *at, size_t old, size_t bytes, int flags)
 {
 	void *now;

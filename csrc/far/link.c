@@ -61,7 +61,7 @@ static void pause_ns(long ns)
 	nanosleep(&time, NULL);
 }
 
-/* Every end of the device's is closed: nobody will answer there any more. */
+/* Every end of the device's is closed: nobody will answer there. */
 static bool is_deserted(int sock)
 {
 	struct pollfd ended = {.fd = sock};
@@ -313,7 +313,7 @@ void iswf_link_close(void)
 	L->memory = L->ring = NULL;
 }
 
-/* Nobody asks in the old ring any more; whoever waits there is woken until it has left. */
+/* Nobody asks in the old ring from now on; whoever waits there is woken until it has left. */
 static void lose_ring(void)
 {
 	struct iswf_ring *ring;
@@ -344,7 +344,7 @@ static void wait_for_end(void)
 	close_sock();
 }
 
-/* False: nobody has what is far any more. */
+/* False: nobody has what is far. */
 static bool come_back(void)
 {
 	for (;;) {

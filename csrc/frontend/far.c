@@ -201,7 +201,7 @@ static void trimmed(struct iswi_req *req, int error)
 
 /*
  * Nothing is in the far range that a table does not speak of: an engine that goes on with a new
- * table, or one that keeps its contents, has pages of clients that nobody knows any more.
+ * table, or one that keeps its contents, has pages of clients that nobody knows.
  */
 static void begin_table(struct far *far)
 {
@@ -292,7 +292,7 @@ static bool stop_threads(struct far *far)
 	return pthread_timedjoin_np(far->threads[0], NULL, &until) == 0;
 }
 
-/* Nothing is taken any more; what is under way ends by itself. */
+/* Nothing is taken from now on; what is under way ends. */
 static void end_requests(struct far *far)
 {
 	const struct timespec tick = {.tv_nsec = 1000000};

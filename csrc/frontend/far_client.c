@@ -232,7 +232,7 @@ void iswi_far_begin_end(struct far_client *client, bool returns)
 	iswi_far_tell(far->control_told);
 }
 
-/* No block is its any more. */
+/* No block is left to it. */
 static void forget(struct far_client *client)
 {
 	struct iswi_far_kept *kept = client->far->table.kept;

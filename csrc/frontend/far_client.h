@@ -124,7 +124,7 @@ uint64_t iswi_far_started(pid_t pid);
 int iswi_far_make_link(struct far_client *client);
 /* From now on its ring is looked at, or no longer. */
 void iswi_far_set_live(struct far_client *client, bool live);
-/* None of its requests is under way, and nobody who ended one looks at it any more. */
+/* None of its requests is under way, and nobody who ended one still looks at it. */
 bool iswi_far_is_idle(struct far_client *client);
 /* May wait for who else uses that memory. */
 void iswi_far_drop_ring(struct far_client *client);

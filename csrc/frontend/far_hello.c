@@ -88,7 +88,7 @@ static void take_part(struct newcomer *newcomer, const struct cmsghdr *part)
 	}
 }
 
-/* Whether nobody can say hello there any more: an empty message looks like that, too. */
+/* Whether nobody can say hello there from now on: an empty message looks like that, too. */
 static bool has_ended(int job)
 {
 	struct pollfd state = {.fd = job, .events = POLLRDHUP};
@@ -284,7 +284,7 @@ static void swap(int *a, int *b)
 
 /*
  * Watches of a process are for one event: what comes while its client is nobody's to end comes
- * again when it is watched anew.
+ * again at the next watch.
  */
 static int watch_process(struct far_client *client, int op)
 {

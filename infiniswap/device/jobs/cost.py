@@ -30,7 +30,7 @@ RING_BYTES: Final = 12 * MIB
 but for its header)."""
 
 _FAR_BYTES: Final = 8 * MIB
-"""Of far memory's front end: four blocks that reads arrive in (csrc/frontend/far.h)."""
+"""Memory of far memory's front end: four blocks that reads arrive in (csrc/frontend/far.h)."""
 
 _BYTES_PER_PAGE: Final = 24
 """Tables of the engine: where a page is, and its seal."""

@@ -228,7 +228,7 @@ class FarMemory:
         self._hung_up.register(job, 0)
 
     def _forget_ended(self) -> None:
-        """Jobs whose every process has closed the connection: none can say hello any more."""
+        """Jobs whose every process has closed the connection: none is left to say hello."""
         assert self._hung_up is not None
         ended = {fd for fd, _ in self._hung_up.poll(0)}
         for number, job in list(self._jobs.items()):
@@ -242,7 +242,7 @@ class FarMemory:
         return None if self._frontend is None else self._frontend.info()
 
     def row(self) -> FarRow | None:
-        """For the status; does not wait. None: the device has no far memory."""
+        """What the status shows; does not wait. None: the device has no far memory."""
         if not self._bytes:
             return None
         info = self._info()
