@@ -15,11 +15,10 @@
 #include <sys/wait.h>
 
 #include "far_device.h"
+#include "far_program.h"
 #include "frontend/far_table.h"
 
 #define FAR_BYTES  (1024 * MIB)
-#define JOB_FD     600
-#define UFFD_FD    601
 #define STATE_FD   602
 #define TABLE_FD   603
 #define KEY_FD     604
@@ -77,44 +76,11 @@ static void remove_directory(void)
 	CHECK_EQ(rmdir(directory), 0);
 }
 
-struct job {
-	pid_t pid;
-	int says; /* its standard output */
-};
-
 static struct job start_job(const char *name, const char *number, int job_end)
 {
-	int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC), out[2];
-	char wish[256], preload[4096], *argv[] = {"far_job", (char *)name, (char *)number, NULL};
-	char *env[] = {wish, preload, NULL};
-	posix_spawn_file_actions_t actions;
-	struct job job;
+	char *argv[] = {"far_job", (char *)(uintptr_t)name, (char *)(uintptr_t)number, NULL};
 
-	snprintf(wish, sizeof(wish), "INFINISWAP_FAR=%d:%d:%s", JOB_FD, device < 0 ? -1 : UFFD_FD,
-		 directory);
-	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", ISW_FAR_AGENT);
-	CHECK_EQ(pipe2(out, O_CLOEXEC), 0);
-	posix_spawn_file_actions_init(&actions);
-	posix_spawn_file_actions_adddup2(&actions, job_end, JOB_FD);
-	if (device >= 0)
-		posix_spawn_file_actions_adddup2(&actions, device, UFFD_FD);
-	posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
-	CHECK_EQ(posix_spawn(&job.pid, ISW_FAR_JOB, &actions, NULL, argv, env), 0);
-	posix_spawn_file_actions_destroy(&actions);
-	close(out[1]);
-	if (device >= 0)
-		close(device);
-	job.says = out[0];
-	return job;
-}
-
-static int end_of(const struct job *job)
-{
-	int status;
-
-	CHECK_EQ(waitpid(job->pid, &status, 0), job->pid);
-	close(job->says);
-	return status;
+	return start_program(ISW_FAR_JOB, argv, directory, job_end);
 }
 
 /* ------------------------------------------------------- in this process's device */
@@ -185,13 +151,6 @@ static void passes(const char *name, const char *number)
 	       (unsigned long long)stats.pages_in / 256);
 	CHECK(stats.pages_out > 2048 && stats.pages_in > 1024);
 	end_device(&d);
-}
-
-static void wait_for_word(const struct job *job)
-{
-	char word[16];
-
-	CHECK(read(job->says, word, sizeof(word)) > 0);
 }
 
 static void a_killed_job_leaves_nothing(void)

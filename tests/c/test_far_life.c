@@ -8,16 +8,14 @@
  */
 #include <linux/userfaultfd.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "far_program.h"
 #include "far_stand_in.h"
 
 #define MIB       (1ull << 20)
-#define JOB_FD    600
-#define UFFD_FD   601
 #define LIMIT     (256 * MIB)
 #define NONE      9223372036854771712ull /* as version 1 says that there is no limit */
 #define PAGES_MIN 4096u                  /* of the 8192 that a program has */
@@ -90,51 +88,11 @@ static void remove_level(const char *directory)
 
 /* ------------------------------------------------------------------- programs */
 
-struct job {
-	pid_t pid;
-	int says;
-};
-
 static struct job start_job(const char *name, const struct stand_in *device)
 {
-	int uffd = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC), out[2];
-	char wish[256], preload[4096], *argv[] = {"far_life", (char *)(uintptr_t)name, NULL};
-	char *env[] = {wish, preload, NULL};
-	posix_spawn_file_actions_t actions;
-	struct job job;
+	char *argv[] = {"far_life", (char *)(uintptr_t)name, NULL};
 
-	snprintf(wish, sizeof(wish), "INFINISWAP_FAR=%d:%d:%s", JOB_FD, uffd < 0 ? -1 : UFFD_FD,
-		 cgroup);
-	snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", ISW_FAR_AGENT);
-	CHECK_EQ(pipe2(out, O_CLOEXEC), 0);
-	posix_spawn_file_actions_init(&actions);
-	posix_spawn_file_actions_adddup2(&actions, device->job_end, JOB_FD);
-	if (uffd >= 0)
-		posix_spawn_file_actions_adddup2(&actions, uffd, UFFD_FD);
-	posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
-	CHECK_EQ(posix_spawn(&job.pid, ISW_FAR_LIFE, &actions, NULL, argv, env), 0);
-	posix_spawn_file_actions_destroy(&actions);
-	close(out[1]);
-	if (uffd >= 0)
-		close(uffd);
-	job.says = out[0];
-	return job;
-}
-
-static int end_of(const struct job *job)
-{
-	int status;
-
-	CHECK_EQ(waitpid(job->pid, &status, 0), job->pid);
-	close(job->says);
-	return status;
-}
-
-static void wait_for_word(const struct job *job)
-{
-	char word[16];
-
-	CHECK(read(job->says, word, sizeof(word)) > 0);
+	return start_program(ISW_FAR_LIFE, argv, cgroup, device->job_end);
 }
 
 static void pause_ms(long ms)
