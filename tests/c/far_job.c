@@ -434,6 +434,53 @@ static int case_protected(uint32_t n)
 	return 0;
 }
 
+/* Waits until part of the buffer is away: the kernel alone never takes all that it has filled. */
+static void wait_away(const struct buffer *b)
+{
+	unsigned char in_memory[8 * MIB / PAGE];
+
+	CHECK(b->pages <= sizeof(in_memory));
+	for (uint32_t i = 0;; i++) {
+		CHECK(i < 20000);
+		CHECK_EQ(mincore(b->at, (size_t)b->pages * PAGE, in_memory), 0);
+		for (uint32_t page = 0; page < b->pages; page++)
+			if (!(in_memory[page] & 1))
+				return;
+		usleep(1000);
+	}
+}
+
+/* An address without MAP_FIXED is a wish: the memory is far all the same, and nobody's is taken. */
+static int case_wished(uint32_t n)
+{
+	struct buffer b = away(MMAP, 3000), wished[4];
+	void *freed = mmap(NULL, 8 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	unsigned char *wishes[] = {freed, b.at, b.at + 700 * PAGE + 8, (unsigned char *)&one};
+	const uint32_t pages = 8 * MIB / PAGE;
+
+	(void)n;
+	CHECK(freed != MAP_FAILED && munmap(freed, 8 * MIB) == 0);
+	for (uint32_t i = 0; i < 4; i++) {
+		struct buffer *w = &wished[i];
+
+		*w = (struct buffer){.pages = pages, .kind = MMAP};
+		w->tags = calloc(pages, sizeof(*w->tags));
+		w->at = mmap(wishes[i], 8 * MIB, PROT_READ | PROT_WRITE,
+			     MAP_PRIVATE | MAP_ANONYMOUS | (i == 3 ? MAP_NORESERVE : 0), -1, 0);
+		CHECK(w->tags != NULL && w->at != MAP_FAILED);
+		check_all(w, "new");
+		for (uint32_t page = 0; page < pages; page++)
+			write_page(w, page, draw(&one) | 1);
+	}
+	for (uint32_t i = 0; i < 4; i++)
+		wait_away(&wished[i]);
+	check_all(&b, "wished for by others");
+	for (uint32_t i = 0; i < 4; i++)
+		end(&wished[i]);
+	end(&b);
+	return 0;
+}
+
 /* Allocates all that there is room for: each is zeros, and none lies in the range. */
 static void fill_arena(const void *from, size_t bytes)
 {
@@ -904,6 +951,7 @@ int main(int argc, char **argv)
 		{"edges", case_edges},         {"locked_all", case_locked_all},
 		{"policies", case_policies},   {"moved", case_moved},
 		{"allocator", case_allocator}, {"discards", case_discards},
+		{"wished", case_wished},
 	};
 
 	CHECK(argc >= 2);

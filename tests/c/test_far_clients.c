@@ -338,6 +338,40 @@ TEST(a_descriptor_that_closes_slowly_holds_up_nobody)
 	finish(&w);
 }
 
+/* The last of many hellos is one that takes long to hear: others are heard before it. */
+TEST(one_who_says_hello_again_and_again_holds_up_nobody)
+{
+	struct iswf_hello hello = new_hello;
+	int sock, peer, other, pair[2], uffd = open_uffd();
+	struct far_tester t = {.ring = NULL};
+	struct pollfd answer;
+	struct world w;
+
+	begin(&w);
+	other = add_job(&w);
+	CHECK_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+	sock = lingering_socket(&peer);
+	hello.off = ISWF_OFF_KERNEL;
+	pthread_mutex_lock(&far_of(&w)->lock); /* all wait while the first one is heard */
+	for (uint32_t i = 0; i < 4; i++)
+		send_hello(w.job, &hello, NULL, 0);
+	send_hello(w.job, &hello, &sock, 1);
+	close(sock);
+	say_hello(other, &new_hello, pair[1], uffd);
+	close(pair[1]);
+	pthread_mutex_unlock(&far_of(&w)->lock);
+	t.sock = pair[0];
+	answer = (struct pollfd){.fd = t.sock, .events = POLLIN};
+	CHECK_EQ(poll(&answer, 1, 60000), 1);
+	hear_welcome(&t);
+	CHECK_EQ(t.welcome.refused, 0);
+	close(peer);
+	leave_far(&t);
+	close(other);
+	close(uffd);
+	finish(&w);
+}
+
 /* F21: the ring's memory may be there a moment later; until then its blocks are kept. */
 TEST(a_client_that_finds_no_ring_comes_back_later)
 {

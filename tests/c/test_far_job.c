@@ -461,9 +461,10 @@ static bool kernel_moves(void)
 int main(int argc, char **argv)
 {
 	uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : iswi_now_ns() | 1;
-	static const char *const ways[] = {
-		"fork",  "behind",     "protected", "descriptors", "spawn",     "laid_over", "hole",
-		"edges", "locked_all", "policies",  "moved",       "allocator", "discards"};
+	static const char *const ways[] = {"fork",       "behind",    "protected", "descriptors",
+					   "spawn",      "laid_over", "hole",      "edges",
+					   "locked_all", "policies",  "moved",     "allocator",
+					   "discards",   "wished"};
 
 	if (argc == 3 && !strcmp(argv[1], "live"))
 		return live((uint32_t)strtoul(argv[2], NULL, 10));
