@@ -5,6 +5,7 @@
  * donors. It needs libc alone, and costs a process nothing until that allocates something large.
  *
  * Memory. Large allocations come from one reserved range, the arena, registered with userfaultfd.
+ * It is larger than what the device can hold: allocators reserve addresses that they never use.
  * A block that leaves is first moved to a slot of a second range, the shadow (no copy): a program
  * that touches it then gets it back by another move. From there it is sent. A block that comes back
  * is made in a slot of a third range, the cradle, as a huge page, and moved into the arena; single
@@ -51,10 +52,15 @@
 
 #define ISWF_NONE          UINT32_MAX
 #define ISWF_WORDS         (ISWF_BLOCK_PAGES / 64)
-#define ISWF_SHADOW_SLOTS  1024u
-#define ISWF_CRADLE_SLOTS  16u
+#define ISWF_SHADOW_SLOTS  1008u
+#define ISWF_CRADLE_SLOTS  16u /* behind the shadow: together they are whole borders, too */
 #define ISWF_AHEAD_MAX     2u
 #define ISWF_EVICT_THREADS ISWF_WRITE_SLOTS
+/* Ranges begin, and where no limit is in the way end, at borders of 1 GiB: the kernel moves page
+ * tables of that size as a whole when others move their mappings, and none of ours is among them.
+ */
+#define ISWF_BORDER_BLOCKS 512u
+#define ISWF_BLOCKS_MAX    (1u << 22) /* pages have numbers of 32 bits */
 
 struct iswf_mask {
 	uint64_t word[ISWF_WORDS];
@@ -127,7 +133,8 @@ struct iswf_agent {
 	pthread_cond_t room;     /* memory became free */
 	pthread_cond_t work;     /* there is something to evict, to send or to drop */
 	char *arena, *shadow, *cradle;
-	uint32_t blocks_count;
+	atomic_uint blocks_count; /* falls once, at the end: see iswf_retire() */
+	uint32_t blocks_used;     /* what lies behind was never given to the program */
 	struct iswf_block *blocks;
 	struct iswf_queue queues[ISWF_QUEUES];
 	uint32_t shadow_free[ISWF_SHADOW_SLOTS], shadow_free_count;
@@ -256,7 +263,8 @@ static inline bool iswf_is_ours(const void *at)
 	const char *arena = iswf_agent.arena;
 
 	return arena != NULL && (const char *)at >= arena &&
-	       (const char *)at < arena + (uint64_t)iswf_agent.blocks_count * ISWF_BLOCK_BYTES;
+	       (const char *)at <
+		       arena + (uint64_t)atomic_load(&iswf_agent.blocks_count) * ISWF_BLOCK_BYTES;
 }
 
 /* ------------------------------------------------------------- the rest */

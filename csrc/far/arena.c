@@ -195,6 +195,8 @@ static int become_live(uint32_t block, uint32_t first, uint32_t end)
 {
 	struct iswf_mask mask = iswf_mask_range(first, end);
 
+	if (block >= A->blocks_used)
+		A->blocks_used = block + 1;
 	iswf_mask_add(&A->blocks[block].live, &mask);
 	return 0;
 }
@@ -450,8 +452,20 @@ static void retire_slots(char *at, uint32_t slots, uint32_t *free_count)
 	pthread_mutex_lock(&A->lock);
 }
 
+/* What lies behind the blocks that were used is no part of the arena from now on. */
+static void retire_unused(void)
+{
+	uint32_t first = A->blocks_used * ISWF_BLOCK_PAGES;
+
+	atomic_store(&A->blocks_count, A->blocks_used);
+	extents_withdraw(first, arena_pages);
+	if (first < arena_pages)
+		(void)ask_kernel(first, arena_pages, -1);
+}
+
 void iswf_retire(void)
 {
+	retire_unused();
 	while (extents_count > 0) {
 		struct extent last = extents[--extents_count];
 

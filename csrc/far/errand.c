@@ -43,7 +43,7 @@ static void bring_all_home(enum iswf_why why)
 	pthread_mutex_lock(&A->lock);
 	if (why == ISWF_WHY_ENDED)
 		A->resting = true;
-	iswf_hand_back(0, A->blocks_count, true, why);
+	iswf_hand_back(0, A->blocks_used, true, why);
 	if (why == ISWF_WHY_ENDED)
 		iswf_retire();
 	A->ended = A->resting;

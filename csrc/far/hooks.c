@@ -306,7 +306,8 @@ static struct part part_of(const void *at, size_t bytes)
 {
 	uintptr_t from = (uintptr_t)at, end = from + pages_bytes(bytes);
 	uintptr_t arena = (uintptr_t)iswf_agent.arena;
-	uintptr_t arena_end = arena + (uintptr_t)iswf_agent.blocks_count * ISWF_BLOCK_BYTES;
+	uintptr_t arena_end =
+		arena + (uintptr_t)atomic_load(&iswf_agent.blocks_count) * ISWF_BLOCK_BYTES;
 	struct part none = {NULL, 0};
 
 	/* The kernel refuses what is no range of pages. */

@@ -47,7 +47,7 @@ struct uffdio_poison {
 
 /* The reader waits for an operation under way: not for long. */
 #define COPY_BYTES_MAX (128u << 10)
-#define HUGE_BYTES     ISWF_BLOCK_BYTES
+#define BORDER_BYTES   ((size_t)ISWF_BORDER_BLOCKS * ISWF_BLOCK_BYTES)
 
 #define A (&iswf_agent)
 
@@ -293,19 +293,19 @@ int iswf_memory_open(int device_fd)
 	return iswf_uffd;
 }
 
-/* Addresses alone, aligned to a block, that forked children do not get. */
+/* Addresses alone, from a border on, that forked children do not get. */
 static char *reserve(size_t bytes)
 {
-	char *at = iswf_real()->mmap(NULL, bytes + HUGE_BYTES, PROT_READ | PROT_WRITE,
+	char *at = iswf_real()->mmap(NULL, bytes + BORDER_BYTES, PROT_READ | PROT_WRITE,
 				     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	char *aligned;
 
 	if (at == MAP_FAILED)
 		return NULL;
-	aligned = (char *)(((uintptr_t)at + HUGE_BYTES - 1) & ~((uintptr_t)HUGE_BYTES - 1));
+	aligned = (char *)(((uintptr_t)at + BORDER_BYTES - 1) & ~((uintptr_t)BORDER_BYTES - 1));
 	if (aligned > at)
 		iswf_real()->munmap(at, (size_t)(aligned - at));
-	iswf_real()->munmap(aligned + bytes, (size_t)(at + HUGE_BYTES - aligned));
+	iswf_real()->munmap(aligned + bytes, (size_t)(at + BORDER_BYTES - aligned));
 	(void)iswf_real()->madvise(aligned, bytes, MADV_HUGEPAGE);
 	(void)iswf_real()->madvise(aligned, bytes, MADV_DONTFORK);
 	return aligned;
@@ -335,28 +335,26 @@ int iswf_memory_init(uint32_t blocks)
 	size_t arena_bytes = (size_t)blocks * ISWF_BLOCK_BYTES;
 	size_t shadow_bytes = (size_t)ISWF_SHADOW_SLOTS * ISWF_BLOCK_BYTES;
 	size_t cradle_bytes = (size_t)ISWF_CRADLE_SLOTS * ISWF_BLOCK_BYTES;
-	char *arena = reserve(arena_bytes), *shadow = reserve(shadow_bytes);
-	char *cradle = reserve(cradle_bytes);
+	char *arena = reserve(arena_bytes), *shadow = reserve(shadow_bytes + cradle_bytes);
 	void *table = iswf_real()->mmap(NULL, blocks * sizeof(*A->blocks), PROT_READ | PROT_WRITE,
 					MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
-	if (arena == NULL || shadow == NULL || cradle == NULL || table == MAP_FAILED ||
+	if (arena == NULL || shadow == NULL || table == MAP_FAILED ||
 	    watch(arena, arena_bytes) != 0 || watch(shadow, shadow_bytes) != 0) {
 		unreserve(arena, arena_bytes);
-		unreserve(shadow, shadow_bytes);
-		unreserve(cradle, cradle_bytes);
+		unreserve(shadow, shadow_bytes + cradle_bytes);
 		if (table != MAP_FAILED)
 			iswf_real()->munmap(table, blocks * sizeof(*A->blocks));
 		return -ENOMEM;
 	}
 	A->shadow = shadow;
-	A->cradle = cradle;
+	A->cradle = shadow + shadow_bytes;
 	A->blocks = table;
 	for (uint32_t i = 0; i < ISWF_SHADOW_SLOTS; i++)
 		A->shadow_free[A->shadow_free_count++] = ISWF_SHADOW_SLOTS - 1 - i;
 	for (uint32_t i = 0; i < ISWF_CRADLE_SLOTS; i++)
 		A->cradle_free[A->cradle_free_count++] = i;
-	A->blocks_count = blocks;
+	atomic_store(&A->blocks_count, blocks);
 	A->arena = arena;
 	return 0;
 }

@@ -15,8 +15,8 @@
  * the front end stores ANSWERED and wakes those who wait for the word; the agent stores FREE.
  *
  * The front end trusts nothing in the ring: it reads each word of a request once, checks the copy,
- * and looks at the bytes once. An agent names blocks by numbers of its own, below blocks_max;
- * where a block's bytes are is known to the device alone.
+ * and looks at the bytes once. An agent names blocks by numbers of its own, below blocks_max, which
+ * is more than the device has blocks; where a block's bytes are is known to the device alone.
  */
 #ifndef ISWI_FAR_RING_H
 #define ISWI_FAR_RING_H

@@ -322,6 +322,10 @@ static enum iswf_off set_up(const struct settings *settings)
 	code = iswf_link_open(settings->job_fd, uffd, &blocks);
 	if (code != 0)
 		return code == -ETIMEDOUT ? ISWF_OFF_DEVICE : ISWF_OFF_RESOURCES;
+	if (blocks > ISWF_BORDER_BLOCKS)
+		blocks -= blocks % ISWF_BORDER_BLOCKS;
+	if (blocks > ISWF_BLOCKS_MAX)
+		blocks = ISWF_BLOCKS_MAX;
 	if (blocks > blocks_max)
 		blocks = blocks_max;
 	if (iswf_arena_init((uint64_t)blocks * ISWF_BLOCK_PAGES) != 0 ||

@@ -346,12 +346,20 @@ static bool is_mapped(const void *engine, uint32_t slab)
 	return iswi_engine_is_mapped(engine, slab);
 }
 
+static uint32_t numbers_for(uint64_t blocks)
+{
+	uint64_t numbers = ISWI_MAX(blocks * ISWI_FAR_NUMBERS_TIMES, ISWI_FAR_NUMBERS_MIN);
+
+	return (uint32_t)ISWI_MAX(blocks, ISWI_MIN(numbers, ISWI_FAR_NUMBERS_MAX));
+}
+
 static int far_start(isw_engine *engine, const struct isw_frontend_config *config,
 		     isw_frontend **frontend_out, struct isw_error *error)
 {
 	uint64_t blocks = iswi_engine_far_bytes(engine) / ISWF_BLOCK_BYTES;
 	struct iswi_far_layout layout = {
 		.blocks = (uint32_t)blocks,
+		.numbers = numbers_for(blocks),
 		.offset = iswi_engine_far_offset(engine),
 		.slab_bytes = iswi_engine_slab_bytes(engine),
 		.is_mapped = is_mapped,

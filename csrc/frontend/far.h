@@ -39,6 +39,13 @@
 
 /* Jobs at once. One that has no process here finds a place for its first, whatever others have. */
 #define ISWI_FAR_JOBS_MAX 16u
+/*
+ * Numbers for the blocks of each client, in blocks of the range: allocators reserve far more
+ * addresses than they use. A number takes 4 bytes of this process, whether it is used or not.
+ */
+#define ISWI_FAR_NUMBERS_TIMES 16u
+#define ISWI_FAR_NUMBERS_MIN   (1u << 15) /* 64 GiB */
+#define ISWI_FAR_NUMBERS_MAX   (1u << 21) /* 4 TiB */
 /* Of the rings, and one for each client's discards after its end. */
 #define ISWI_FAR_REQUESTS_MAX (ISWI_FAR_CLIENTS_MAX * (ISWF_SLOTS + 1))
 

@@ -143,7 +143,7 @@ static int welcome(const struct far_client *client, int sock, int ring_fd)
 		.magic = ISWF_MAGIC,
 		.version = ISWF_VERSION,
 		.client = client->index + 1,
-		.blocks_max = table->layout.blocks,
+		.blocks_max = table->layout.numbers,
 	};
 	int fds[] = {ring_fd, client->bell[ISWF_KIND_READ], client->bell[ISWF_KIND_WRITE]};
 	union {

@@ -77,10 +77,12 @@ static int make_volatile(struct iswi_far_table *table)
 	if (table->slab == NULL || table->uses == NULL || table->going == NULL)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < ISWI_FAR_CLIENTS_MAX; i++) {
-		table->place[i] = malloc(blocks * sizeof(uint32_t));
+		size_t bytes = table->layout.numbers * sizeof(uint32_t);
+
+		table->place[i] = malloc(bytes);
 		if (table->place[i] == NULL)
 			return -ENOMEM;
-		memset(table->place[i], 0xff, blocks * sizeof(uint32_t));
+		memset(table->place[i], 0xff, bytes);
 	}
 	return 0;
 }
@@ -107,7 +109,7 @@ static int learn(struct iswi_far_table *table, struct isw_error *error)
 
 		if (owner == 0)
 			continue;
-		if (owner > ISWI_FAR_CLIENTS_MAX || number >= blocks ||
+		if (owner > ISWI_FAR_CLIENTS_MAX || number >= table->layout.numbers ||
 		    atomic_load(&table->kept->clients[owner - 1].used) != 1 ||
 		    table->place[owner - 1][number] != ISWI_FAR_NONE)
 			return iswi_error(error, -EUCLEAN,
@@ -212,7 +214,7 @@ int iswi_far_place_get(struct iswi_far_table *table, uint32_t client, uint32_t n
 	uint32_t place;
 	int code = 0;
 
-	if (number >= table->layout.blocks)
+	if (number >= table->layout.numbers)
 		return -EINVAL;
 	pthread_mutex_lock(&table->lock);
 	place = table->place[client][number];

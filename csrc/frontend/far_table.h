@@ -3,9 +3,11 @@
  * Who has which block of a device's far range. The table lies in a file in memory that outlives the
  * process (the holder keeps it), so a successor knows every client and its blocks.
  *
- * An agent names blocks by numbers of its own; a place is where the bytes are: the far range's
- * block of that index. A place has one owner, or none. It changes hands only when no request uses
- * it and its pages were discarded, so no client ever reads what another one wrote.
+ * An agent names blocks by numbers of its own, of which there are more than blocks: programs
+ * reserve addresses that they never use, and a number has no place before its first write. A place
+ * is where the bytes are: the far range's block of that index. It has one owner, or none. It
+ * changes hands only when no request uses it and its pages were discarded, so no client ever reads
+ * what another one wrote.
  *
  * Places are given lowest first in a slab of the same job's, then in a slab of nobody's, then in
  * any; and in slabs that are mapped before others. So a job's end empties whole slabs (F24).
@@ -51,7 +53,8 @@ struct iswi_far_kept {
 /* Where the far range lies. */
 struct iswi_far_layout {
 	uint32_t blocks;
-	uint64_t offset; /* in the device, bytes */
+	uint32_t numbers; /* a client's numbers of blocks are below this; not fewer than blocks */
+	uint64_t offset;  /* in the device, bytes */
 	uint64_t slab_bytes;
 	bool (*is_mapped)(const void *ctx, uint32_t slab); /* of the device's slabs; never waits */
 	const void *ctx;

@@ -903,6 +903,56 @@ static int case_spawn(uint32_t n)
 	return 0;
 }
 
+/* What allocators reserve at once, several times what the device holds, is used here and there. */
+enum { RESERVED_PAGES = 1024 * (MIB / PAGE), STEP_PAGES = 4096, USED_PAGES = 16 };
+
+static unsigned char *reserve(uint32_t number)
+{
+	unsigned char *at = mmap(NULL, (size_t)RESERVED_PAGES * PAGE, PROT_READ | PROT_WRITE,
+				 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	CHECK(at != MAP_FAILED);
+	for (uint32_t page = 0; page < RESERVED_PAGES; page += STEP_PAGES)
+		for (uint32_t i = page; i < page + USED_PAGES; i++)
+			*(uint64_t *)(void *)(at + (size_t)i * PAGE) = i + number;
+	return at;
+}
+
+/* Most of it has left. */
+static void check_reserved(unsigned char *at, uint32_t number)
+{
+	unsigned char in_memory[USED_PAGES];
+	uint32_t there = 0;
+
+	for (uint32_t page = 0; page < RESERVED_PAGES; page += STEP_PAGES) {
+		CHECK_EQ(mincore(at + (size_t)page * PAGE, USED_PAGES * PAGE, in_memory), 0);
+		for (uint32_t i = 0; i < USED_PAGES; i++)
+			there += in_memory[i] & 1;
+	}
+	CHECK(there < RESERVED_PAGES / STEP_PAGES * USED_PAGES / 2);
+	for (uint32_t page = 0; page < RESERVED_PAGES; page += STEP_PAGES)
+		for (uint32_t i = page; i < page + USED_PAGES; i++)
+			CHECK_EQ(*(uint64_t *)(void *)(at + (size_t)i * PAGE), i + number);
+}
+
+static int case_reserved(uint32_t n)
+{
+	enum { RESERVATIONS = 5 };
+	struct buffer first = away(MALLOC, 1000);
+	unsigned char *at[RESERVATIONS];
+
+	(void)n;
+	for (uint32_t i = 0; i < RESERVATIONS; i++)
+		at[i] = reserve(i + 1);
+	usleep(300000);
+	for (uint32_t i = 0; i < RESERVATIONS; i++) {
+		check_reserved(at[i], i + 1);
+		CHECK_EQ(munmap(at[i], (size_t)RESERVED_PAGES * PAGE), 0);
+	}
+	end(&first);
+	return 0;
+}
+
 /* As long as the file is not there: it writes and reads. */
 static int case_until(uint32_t n)
 {
@@ -951,7 +1001,7 @@ int main(int argc, char **argv)
 		{"edges", case_edges},         {"locked_all", case_locked_all},
 		{"policies", case_policies},   {"moved", case_moved},
 		{"allocator", case_allocator}, {"discards", case_discards},
-		{"wished", case_wished},
+		{"wished", case_wished},       {"reserved", case_reserved},
 	};
 
 	CHECK(argc >= 2);

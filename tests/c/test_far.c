@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include "far_world.h"
+#include "frontend/far.h"
 #include "tests.h"
 
 TEST(what_was_written_is_read)
@@ -12,7 +13,7 @@ TEST(what_was_written_is_read)
 
 	begin(&w);
 	t = connect_far(w.job);
-	CHECK_EQ(t.welcome.blocks_max, FAR_BLOCKS);
+	CHECK_EQ(t.welcome.blocks_max, ISWI_FAR_NUMBERS_MIN);
 	fill(&t, WRITER, SECRET);
 	CHECK_EQ(far_do(&t, WRITER, ISWF_WRITE, 3, 0, ISWF_BLOCK_PAGES), 0);
 	fill(&t, WRITER, SECRET + 1);
@@ -40,7 +41,7 @@ TEST(requests_that_no_agent_makes_are_refused)
 		{0, 7, 0, 0, 1, -EINVAL},
 		{0, ISWF_WRITE, 0, 0, 1, -EINVAL},
 		{WRITER, ISWF_READ, 1, 0, 1, -EINVAL},
-		{WRITER, ISWF_WRITE, FAR_BLOCKS, 0, 1, -EINVAL},
+		{WRITER, ISWF_WRITE, ISWI_FAR_NUMBERS_MIN, 0, 1, -EINVAL},
 		{WRITER, ISWF_WRITE, UINT32_MAX, 0, 1, -EINVAL},
 		{WRITER, ISWF_WRITE, 1, 0, 0, -EINVAL},
 		{WRITER, ISWF_WRITE, 1, 511, 2, -EINVAL},

@@ -13,6 +13,7 @@
 #include "tests.h"
 
 #define BLOCKS      20u
+#define NUMBERS     100u
 #define SLAB_BLOCKS 4u
 #define MIB         (1ull << 20)
 
@@ -27,6 +28,7 @@ static bool is_mapped(const void *ctx, uint32_t slab)
 
 static const struct iswi_far_layout layout = {
 	.blocks = BLOCKS,
+	.numbers = NUMBERS,
 	.offset = 2 * SLAB_BLOCKS * ISWF_BLOCK_BYTES - ISWF_BLOCK_BYTES,
 	.slab_bytes = SLAB_BLOCKS * ISWF_BLOCK_BYTES,
 	.is_mapped = is_mapped,
@@ -119,7 +121,7 @@ TEST_CASES(a_damaged_table_is_refused, 4, n)
 	} wrong[] = {
 		{ISWI_FAR_CLIENTS_MAX + 1, 1}, /* there is no such client */
 		{3, 1},                        /* that one is not used */
-		{1, BLOCKS},                   /* there is no such number */
+		{1, NUMBERS},                  /* there is no such number */
 		{1, 0},                        /* it has a block of that number */
 	};
 	struct iswi_far_table table;
@@ -135,6 +137,29 @@ TEST_CASES(a_damaged_table_is_refused, 4, n)
 	iswi_far_table_close(&table);
 	CHECK_EQ(iswi_far_table_open(&table, fd, &layout, &is_new, &error), -EUCLEAN);
 	CHECK(strstr(error.text, "damaged") != NULL);
+	close(fd);
+}
+
+/* Programs reserve more addresses than there are blocks: a number has a place once it is used. */
+TEST(any_number_gets_a_place_while_there_is_one)
+{
+	struct iswi_far_table table;
+	int fd = new_file();
+	uint32_t place;
+
+	open_table(&table, fd, true);
+	use_client(&table, 0, 100);
+	for (uint32_t i = 0; i < BLOCKS; i++)
+		give(&table, 0, NUMBERS - 1 - 4 * i);
+	CHECK_EQ(iswi_far_place_get(&table, 0, 0, true, &place), -ENOSPC);
+	CHECK_EQ(iswi_far_place_get(&table, 0, NUMBERS, true, &place), -EINVAL);
+	take_back(&table, 0, NUMBERS - 1);
+	place = give(&table, 0, 0);
+	iswi_far_table_close(&table);
+	open_table(&table, fd, false); /* a successor knows them */
+	CHECK_EQ(give(&table, 0, 0), place);
+	CHECK_EQ(iswi_far_places_used(&table), BLOCKS);
+	iswi_far_table_close(&table);
 	close(fd);
 }
 

@@ -29,8 +29,9 @@ RING_BYTES: Final = 12 * MIB
 """Locked memory that the device shares with each process that has far memory (ISWF_RING_BYTES,
 but for its header)."""
 
-_FAR_BYTES: Final = 8 * MIB
-"""Memory of far memory's front end: four blocks that reads arrive in (csrc/frontend/far.h)."""
+_FAR_BYTES: Final = 9 * MIB
+"""Memory of far memory's front end: four blocks that reads arrive in, and a table of the numbers
+that processes may give their blocks (csrc/frontend/far.h)."""
 
 _BYTES_PER_PAGE: Final = 24
 """Tables of the engine: where a page is, and its seal."""

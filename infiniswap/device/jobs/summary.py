@@ -43,7 +43,8 @@ class FarUse:
         handed_back_bytes: that became the kernel's for good, by reason (enum iswf_why in
             csrc/far/ring.h).
         never: processes that had no agent, by reason (enum iswf_off there).
-        swap_bytes: the most that left by swap meanwhile: what never was far, or was handed back.
+        swap_bytes: the most that left by swap meanwhile: what never was far, what was handed back,
+            and what exceeds the device's far range.
         lost_pages: pages of 4 KiB whose bytes are lost: programs that touch one get SIGBUS.
     """
 
