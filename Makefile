@@ -98,8 +98,8 @@ test-guides: setup $(VENV)/.stamp-bench-apps $(VENV)/.stamp-guides
 demo: setup
 	@$(RUN)/infiniswap demo
 
-# Builds its own C programs, in build/bench.
-bench: setup
+# Builds its own C programs, in build/bench; jobs of the area `far` need the libraries of bench-apps.
+bench: setup $(VENV)/.stamp-bench-apps
 	@PYTHONPATH=tools/bench $(RUN)/python -m isw_bench peers $(BENCH_ARGS)
 
 bench-faults: setup

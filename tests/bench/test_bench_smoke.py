@@ -13,6 +13,8 @@ import pytest
 from support.benchmarks import Runner, check_figures
 
 from infiniswap.system import loop
+from infiniswap.system.job_cgroup import find_job_cgroups
+from infiniswap.system.userfault import far_refusal
 
 pytestmark = [pytest.mark.requires_root, pytest.mark.requires_native, pytest.mark.timeout(900)]
 
@@ -21,6 +23,10 @@ LITTLE = (
     *("--swap-size", "96M", "--swap-limit", "48M", "--swap-device", "128M"),
     *("--page-out-size", "96M", "--page-out-limit", "32M"),
     *("--idle-seconds", "0.5", "--device-size", "128M"),
+    *("--size", "tiny", "--rows", "in-order"),
+)
+NEEDS_FAR = pytest.mark.skipif(
+    far_refusal() is not None, reason=f"needs far memory: {far_refusal()}"
 )
 
 
@@ -99,6 +105,42 @@ def test_zswap(runner: Runner) -> None:
 @pytest.mark.requires_tool("cmake")
 def test_process(runner: Runner) -> None:
     assert min(samples(runner, "process")["infiniswap"]["threads"]) > 1
+
+
+@pytest.mark.full
+@NEEDS_FAR
+@pytest.mark.requires_fuse
+@pytest.mark.requires_loop
+@pytest.mark.requires_memcg
+@pytest.mark.requires_swap
+@pytest.mark.requires_tool("cmake")
+def test_far(runner: Runner) -> None:
+    found = runner.results("peers", "far", *LITTLE)
+    check_figures(found)
+    assert found["failed"] == ""
+    sides = found["samples"]
+    assert len(sides["in-order: no limit"]["elapsed_s"]) == 1
+    for rival in ("disk", "infiniswap", "far memory", "far memory, no backup"):
+        side = sides[f"in-order: {rival}"]
+        assert {len(values) for values in side.values()} == {2}
+        assert min(side["read_per_s"] + side["write_per_s"]) > 0
+    assert min(sides["in-order: far memory"]["far_share"]) > 0.5
+
+
+@pytest.mark.full
+@NEEDS_FAR
+@pytest.mark.requires_fuse
+@pytest.mark.requires_loop
+@pytest.mark.requires_memcg
+@pytest.mark.requires_swap
+@pytest.mark.requires_tool("cmake")
+@pytest.mark.parametrize("rival", ["disk", "far memory"])
+def test_an_interrupted_job_with_far_memory_leaves_nothing_behind(
+    runner: Runner, rival: str
+) -> None:
+    command = runner.command("peers", "far", *LITTLE)
+    runner.interrupt(command, signal.SIGINT, lambda: None, begun=f"in-order, {rival},")
+    assert not find_job_cgroups()
 
 
 @pytest.mark.full

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isw_bench import scope
+from isw_bench import results, scope
 
 from infiniswap.system import loop, mounts, swap
 from support.machine.ran import ran
@@ -58,9 +58,14 @@ class Runner:
         return found
 
     def interrupt(
-        self, command: list[str], number: signal.Signals, in_the_middle: Callable[[], None]
+        self,
+        command: list[str],
+        number: signal.Signals,
+        in_the_middle: Callable[[], None],
+        begun: str = "round 1",
     ) -> None:
-        """Ends a run by a signal, `in_the_middle` of its first round; nothing may be left."""
+        """Ends a run by a signal, `in_the_middle` of what the line with `begun` in it announces;
+        nothing may be left."""
         with subprocess.Popen(
             command,
             env=self.environment,
@@ -70,7 +75,7 @@ class Runner:
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                if "round 1" in line:
+                if begun in line:
                     break
             in_the_middle()
             process.send_signal(number)
@@ -94,7 +99,7 @@ def check_figures(found: dict[str, Any], rounds: int = 2) -> None:
             assert figure[side]["median"] is not None, figure
             assert math.isfinite(figure[side]["median"]), figure
             assert figure[side]["median"] >= 0, figure
-        assert figure["verdict"] in ("", "pass", "miss")
+        assert figure["verdict"] in results.VERDICTS
 
 
 @contextlib.contextmanager

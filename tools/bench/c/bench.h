@@ -72,7 +72,7 @@ struct bench_samples {
 	uint32_t *ns;
 	uint64_t used, max;
 	double sum_ns;
-	uint64_t count;
+	uint64_t count, longest_ns;
 };
 
 BENCH_UNUSED_OK static void bench_samples_init(struct bench_samples *s, uint64_t max)
@@ -89,6 +89,7 @@ static inline void bench_samples_add(struct bench_samples *s, uint64_t ns)
 {
 	s->sum_ns += (double)ns;
 	s->count++;
+	s->longest_ns = ISWI_MAX(s->longest_ns, ns);
 	if (s->used < s->max)
 		s->ns[s->used++] = (uint32_t)ISWI_MIN(ns, (uint64_t)UINT32_MAX);
 }
@@ -117,7 +118,7 @@ BENCH_UNUSED_OK static void bench_samples_print(struct bench_samples *s, const c
 		printf(", \"%s\": %.3f", quantiles[i].name,
 		       s->used ? s->ns[ISWI_MIN(at, s->used - 1)] / 1e3 : 0);
 	}
-	printf("}");
+	printf(", \"max\": %.3f}", (double)s->longest_ns / 1e3);
 }
 
 /* --------------------------------------------------------------------- processors */

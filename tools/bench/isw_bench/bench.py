@@ -43,6 +43,8 @@ class Settings:
         idle_s: how long to watch idle processes.
         process_bytes: size of the device whose memory is looked at.
         demo_args: options for `infiniswap demo`.
+        far_rows: names of rows of `far`; empty: all.
+        far_size: of the inputs of its jobs.
         quiet_share: before each measurement wait until the processors are busy with other things
             for at most this share of their time; 1 does not wait.
         slab_bytes: of `make bench-faults`.
@@ -64,6 +66,8 @@ class Settings:
     idle_s: float = 0.0
     process_bytes: int = 0
     demo_args: tuple[str, ...] = ()
+    far_rows: tuple[str, ...] = ()
+    far_size: str = ""
     quiet_share: float = 1.0
     slab_bytes: int = 0
     host_bytes: int = 0

@@ -12,7 +12,13 @@ from typing import Any
 from isw_bench import plotting
 from isw_bench.results import Comparison, Figure
 
-_COLOURS = {"pass": "#2a7f3f", "miss": "#b3261e", "": "#5b6b7a"}
+_COLOURS = {
+    "pass": "#2a7f3f",
+    "must": "#b8860b",
+    "miss": "#b3261e",
+    "no win": "#7a4b8c",
+    "": "#5b6b7a",
+}
 _INCHES_WIDE = 9.0
 _INCHES_PER_LINE = 0.3
 _DPI = 100

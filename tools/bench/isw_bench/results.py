@@ -36,6 +36,11 @@ def at_least(bound: float) -> Target:
     return Target(">=", bound)
 
 
+VERDICTS = ("pass", "must", "miss", "no win", "")
+"""Of a figure: "must" keeps only the weaker bound, "no win" keeps the bounds by other means than
+those that are measured, "" has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One line of the table: the same thing measured on both sides, once a round.
@@ -47,6 +52,8 @@ class Figure:
         our_name, their_name: who.
         better: which direction is good.
         target: on the median of the rounds' ratios; None: for information.
+        must: a weaker bound, below which the result is a failure; None: the target is the only one.
+        no_win: why a ratio that keeps its bounds does not count; empty: it does.
     """
 
     name: str
@@ -57,6 +64,8 @@ class Figure:
     better: Literal["lower", "higher"] = "lower"
     target: Target | None = None
     our_name: str = "infiniswap"
+    must: Target | None = None
+    no_win: str = ""
 
     @property
     def ratio(self) -> Spread:
@@ -71,10 +80,23 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """ "pass", "miss", or "" without a target."""
+        """One of VERDICTS."""
         if self.target is None:
             return ""
-        return "pass" if self.target.met(self.ratio.median) else "miss"
+        bounds, median = (self.target, self.must or self.target), self.ratio.median
+        target_met, must_met = (bound.met(median) for bound in bounds)
+        if not must_met:
+            return "miss"
+        if self.no_win:
+            return "no win"
+        return "pass" if target_met else "must"
+
+    @property
+    def wanted(self) -> str:
+        """The bounds as text, "" without a target."""
+        if self.target is None:
+            return ""
+        return f"{self.target} (must: {self.must})" if self.must else str(self.target)
 
     @property
     def advantage(self) -> float:
@@ -118,6 +140,7 @@ class Comparison:
         skipped: why it could not run; empty when it ran.
         elapsed_s: how long it took.
         lines: time lines, in the order of the runs.
+        failed: what went wrong although there are figures; empty: nothing.
     """
 
     key: str
@@ -129,6 +152,7 @@ class Comparison:
     skipped: str = ""
     elapsed_s: float = 0.0
     lines: Sequence[TimeLine] = ()
+    failed: str = ""
 
 
 class Samples:
@@ -163,6 +187,8 @@ def figure_json(figure: Figure) -> dict[str, Any]:
         "ratio": _spread_json(ratio),
         "best_ratio": figure.best_ratio if math.isfinite(figure.best_ratio) else None,
         "target": None if figure.target is None else str(figure.target),
+        "must": None if figure.must is None else str(figure.must),
+        "no_win": figure.no_win,
         "verdict": figure.verdict,
     }
 
@@ -188,6 +214,7 @@ def as_json(comparisons: Sequence[Comparison], about: dict[str, Any]) -> dict[st
             comparison.key: {
                 "title": comparison.title,
                 "skipped": comparison.skipped,
+                "failed": comparison.failed,
                 "elapsed_s": round(comparison.elapsed_s, 2),
                 "figures": [figure_json(figure) for figure in comparison.figures],
                 "notes": list(comparison.notes),
@@ -231,8 +258,8 @@ def cells(figure: Figure) -> tuple[str, ...]:
         f"{figure.their_name}: {format_value(spread(figure.theirs).median)}",
         format_spread(figure.ratio),
         format_value(figure.best_ratio),
-        "" if figure.target is None else str(figure.target),
-        figure.verdict,
+        figure.wanted,
+        f"{figure.verdict}: {figure.no_win}" if figure.verdict == "no win" else figure.verdict,
     )
 
 

@@ -256,7 +256,8 @@ def run(suite: Suite, args: argparse.Namespace, settings: Settings) -> int:
         bench = Bench(settings, scope, ROOT, args.build.resolve())
         for key in args.comparisons or suite.comparisons:
             try:
-                found.append(run_one(bench, suite, key, args.idle == "awake"))
+                found.append(one := run_one(bench, suite, key, args.idle == "awake"))
+                failed = f"{key}: {one.failed}" if one.failed else failed
             except (InfiniswapError, OSError) as error:  # the others' figures are kept
                 if isinstance(error, InfiniswapError) and (signal := interrupt_behind(error)):
                     print(f"bench: {error}", file=sys.stderr)

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -171,7 +172,7 @@ def measure(
             mend="Switch it off while this runs: swapoff -a.",
         )
     report, log = bench.work / "report.json", bench.work / "job.log"
-    for path in (report, log):
+    for path in (report, log, bench.work / "summary.json"):
         path.unlink(missing_ok=True)
     shutil.rmtree(place.work, ignore_errors=True)
     place.work.mkdir(mode=0o755)
@@ -187,7 +188,10 @@ def measure(
                 if status:
                     watch.kill()
             after = paged()
-        found = judged(status, try_read_text(report), watch.oom_kills, watch.figures())
+        answer = None if job.answer is None else functools.partial(job.answer, place)
+        found = judged(status, try_read_text(report), watch.oom_kills, watch.figures(), answer)
+        if ready.summary is not None:
+            found["run"] = json.loads(try_read_text(ready.summary) or "{}")
         if status == TIMEOUT:
             found["elapsed_s"] = timeout_s
         if found["status"] == FAILED:
@@ -211,7 +215,11 @@ def _command(bench: Bench, job: AppJob, place: Place, rival: str) -> Sequence[st
 
 
 def judged(
-    status: str, report: str | None, oom_kills: int, figures: dict[str, Any]
+    status: str,
+    report: str | None,
+    oom_kills: int,
+    figures: dict[str, Any],
+    answer: Callable[[], Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """A cell's result from what the launcher reported.
 
@@ -220,6 +228,7 @@ def judged(
         report: the launcher's, None when it wrote none.
         oom_kills: of the job's cgroup.
         figures: from the watch.
+        answer: reads what the job left in files; None: it prints its answer.
     """
     if status:
         return {"status": status, **figures}
@@ -233,6 +242,8 @@ def judged(
         killed = oom_kills or told["code"] == -signal.SIGKILL  # nobody else sends that
         why = f"the job ended with exit code {told['code']}: {told['said'][-300:]}"
         return {"status": KILLED if killed else FAILED, "why": why, **found}
+    if answer is not None:
+        return {"status": OK, **found, "check": answer()}
     try:
         return {"status": OK, **found, **json.loads(told["said"])}
     except ValueError:

@@ -144,20 +144,13 @@ class Course:
         size = job.sizes[self._wanted.size]
         place = Place(source, self._bench.work / "job", size, self._wanted.size == jobs.TINY)
         base = self._unlimited(each)
-        timeout_s = self._wanted.cell_s
-        bench = self._bench
-        if base is not None:
-            peak_bytes = peak_of(self.results, each.job)
-            limit_bytes = round_up(int(peak_bytes * each.share / plan.WHOLE), MIB)
-            bench = rivals.sized(bench, peak_bytes, max(limit_bytes, _LIMIT_BYTES_MIN))
-            timeout_s = min(timeout_s, _SLOWEST * base["elapsed_s"] + _SLACK_S)
-        elif each.rival != plan.UNLIMITED:
-            raise SkipError("the job did not work without a limit")
-        result = self._run_cell(bench, job, place, each.rival, timeout_s)
-        answer = result.get("check")
-        if base is not None and answer and not cell.agrees(base["check"], answer):
-            result["status"] = plan.WRONG
-        return result
+        if base is None:
+            if each.rival != plan.UNLIMITED:
+                raise SkipError("the job did not work without a limit")
+            return self._run_cell(self._bench, job, place, each.rival, self._wanted.cell_s)
+        peak_bytes = peak_of(self.results, each.job)
+        bench = limited(self._bench, peak_bytes, each.share)
+        return compared(bench, job, place, each.rival, base, self._wanted.cell_s, self._run_cell)
 
     def _unlimited(self, each: Cell) -> dict[str, Any] | None:
         """The first good result of the job without a limit."""
@@ -165,6 +158,41 @@ class Course:
             return None
         found = self.results.get(Cell(each.job, plan.WHOLE, plan.UNLIMITED, each.round))
         return found if found and found["status"] == plan.OK else None
+
+
+def limited(
+    bench: Bench, peak_bytes: int, share: int, least_bytes: int = _LIMIT_BYTES_MIN
+) -> Bench:
+    """The same for a job of that peak, of which it may have so many percent in memory, and not less
+    than `least_bytes`."""
+    limit_bytes = round_up(int(peak_bytes * share / plan.WHOLE), MIB)
+    return rivals.sized(bench, peak_bytes, max(limit_bytes, least_bytes))
+
+
+def compared(
+    bench: Bench,
+    job: AppJob,
+    place: Place,
+    rival: str,
+    base: Mapping[str, Any],
+    cell_s: float,
+    measure: Measure = cell.measure,
+) -> dict[str, Any]:
+    """Measures a cell and compares its answer with that of the job without a limit.
+
+    Args:
+        bench: with the limit.
+        job, place, rival: of the cell.
+        base: result of the job without a limit.
+        cell_s: after so long the job is ended, or after a multiple of the base's time.
+        measure: runs a cell, as cell.measure does.
+    """
+    timeout_s = min(cell_s, _SLOWEST * base["elapsed_s"] + _SLACK_S)
+    result = measure(bench, job, place, rival, timeout_s)
+    answer = result.get("check")
+    if answer and not cell.agrees(base["check"], answer):
+        result["status"] = plan.WRONG
+    return result
 
 
 def peak_of(results: Mapping[Cell, Mapping[str, Any]], job: str) -> int:

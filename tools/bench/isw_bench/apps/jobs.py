@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from infiniswap.demo import data
 from infiniswap.units import MIB
@@ -59,6 +60,7 @@ class Place:
 Make = Callable[[Bench, Path, float], None]
 Command = Callable[[Bench, Place], list[str]]
 Spill = Callable[[Bench, Place, int], list[str]]
+Answer = Callable[[Place], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class AppJob:
         input_name: of its input; jobs with the same name share it.
         maker: the program that makes the input, or "".
         files: its other programs; when one has changed, earlier results do not count any longer.
+        answer: reads the files that it has written, what every rival's run must agree on; None: it
+            prints that.
         spill: the command that keeps to a limit in its own way; None: it has none.
         modules: that Python must find.
         packages: of Debian, by a program of theirs.
@@ -92,6 +96,7 @@ class AppJob:
     input_name: str
     maker: str
     files: Sequence[str]
+    answer: Answer | None = None
     spill: Spill | None = None
     modules: Sequence[str] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -174,7 +179,8 @@ def _stream(question: str) -> Spill:
 # ------------------------------------------------------------------------------- TPC-H
 
 
-def _make_tpch(bench: Bench, directory: Path, scale: float) -> None:
+def make_tpch(bench: Bench, directory: Path, scale: float) -> None:
+    """All tables of that scale factor."""
     program = data.generator()
     if program is None:
         raise SkipError("tpchgen-cli is not installed")
@@ -212,7 +218,7 @@ def _tpch_frames(library: str, spill: bool) -> AppJob:
         title=f"{library}, TPC-H",
         about=f"{_QUERIES} {library}, in memory",
         sizes={FULL: 2, QUICK: 0.5, TINY: 0.05},
-        make=_make_tpch,
+        make=make_tpch,
         command=command,
         input_name="tpch",
         maker="",
@@ -339,7 +345,7 @@ _ALL = (
         title="DuckDB, TPC-H",
         about=f"{_QUERIES} DuckDB, in memory",
         sizes={FULL: 5, QUICK: 1, TINY: 0.05},
-        make=_make_tpch,
+        make=make_tpch,
         command=_tpch,
         input_name="tpch",
         maker="",
@@ -396,7 +402,7 @@ _ALL = (
         title="Spark, TPC-H",
         about=f"{_QUERIES} Spark, cached in one Java process",
         sizes={FULL: 2, QUICK: 0.5, TINY: 0.05},
-        make=_make_tpch,
+        make=make_tpch,
         command=_spark,
         input_name="tpch",
         maker="",

@@ -13,6 +13,10 @@ OURS_PLAIN = "infiniswap, not sealed"
 DISK, CLOUD = "disk", "cloud volume"
 ZRAM, ZSWAP, OURS_ZSWAP = "zram", "zswap + disk", "infiniswap + zswap"
 SPILL = "own spilling"
+HUGE = "no limit, huge pages"
+FAR, FAR_LOSSY = "far memory", "far memory, no backup"
+FAR_KILLED = "far memory, device killed"
+"""These four are rivals in the area `far` of `make bench` alone."""
 
 ORDER = (OURS, OURS_PLAIN, OURS_ZSWAP, DISK, OURS_CLOUD, CLOUD, ZRAM, ZSWAP, SPILL)
 """Of the rivals in every round, those on the same disk side by side."""

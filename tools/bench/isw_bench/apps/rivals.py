@@ -4,18 +4,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infiniswap.demo.children import placed
+from infiniswap.device.control import client
 from infiniswap.device.process import runs
+from infiniswap.device.spec import rundir
+from infiniswap.errors import InfiniswapError
 from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.job_cgroup import find_job_cgroups
 from infiniswap.system.memory import UNLIMITED_BYTES, memory_hierarchy
 from infiniswap.system.programs import infiniswap
+from infiniswap.system.userfault import far_refusal
 from infiniswap.units import MIB, format_size, round_up
 from isw_bench import areas, cluster, zswap
 from isw_bench.apps import plan
@@ -23,14 +30,16 @@ from isw_bench.apps.jobs import python
 from isw_bench.areas import Area
 from isw_bench.bench import Bench, SkipError
 from isw_bench.children import Child
-from isw_bench.peers.swapping import swapped_on
 from isw_bench.scope import PREFIX, zram_numbers
+from isw_bench.swapped import swapped_on
 
 _DEVICE_SHARE = 1.5
 """Size of every swap area, of the job's peak."""
 _SLABS = 8
 _SLAB_BYTES_MAX = 1024 * MIB
 _SLAB_BYTES_MIN = 16 * MIB
+_LOOK_S = 0.1
+_LOOK_S_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class Ready:
         counts_pool: whether it still counts against the limit.
         donors: pids.
         balloon: pid of the process that makes a pool count, 0 without one.
+        summary: where `infiniswap run` writes its own; None: the rival has none.
     """
 
     command: Callable[[Sequence[str]], list[str]]
@@ -54,6 +64,7 @@ class Ready:
     counts_pool: Callable[[], bool] = lambda: True
     donors: Sequence[int] = ()
     balloon: int = 0
+    summary: Path | None = None
 
 
 Rival = Callable[[Bench], AbstractContextManager[Ready]]
@@ -95,6 +106,14 @@ def _alone(bench: Bench, limit_bytes: int) -> Iterator[Ready]:
 
 def _no_limit(bench: Bench) -> AbstractContextManager[Ready]:
     return _alone(bench, UNLIMITED_BYTES)
+
+
+@contextlib.contextmanager
+def _huge_pages(bench: Bench) -> Iterator[Ready]:
+    """No limit, and glibc asks for huge pages for all that malloc gets from the kernel."""
+    with _no_limit(bench) as ready:
+        tunables = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+        yield replace(ready, command=lambda job: ready.command(["env", tunables, *job]))
 
 
 def _own_spilling(bench: Bench) -> AbstractContextManager[Ready]:
@@ -180,22 +199,63 @@ def _zswap(bench: Bench) -> Iterator[Ready]:
 
 
 @contextlib.contextmanager
-def _ours(bench: Bench, *options: str) -> Iterator[Ready]:
-    """`infiniswap run`, as a user would call it, with two donors on loopback."""
+def _ours(bench: Bench, *options: str, areas_of_device: int = 1) -> Iterator[Ready]:
+    """`infiniswap run`, as a user would call it, with two donors on loopback that have room for so
+    many areas of the device's size."""
     settings = bench.settings
-    pool_bytes = settings.swap_device_bytes // 2 + settings.slab_bytes
+    pool_bytes = areas_of_device * settings.swap_device_bytes // 2 + settings.slab_bytes
+    summary = bench.work / "summary.json"
     with cluster.donors(bench, 2, settings.slab_bytes, pool_bytes) as donors:
         argv = infiniswap(
             *("run", "--local", format_size(settings.swap_limit_bytes)),
             *("--size", format_size(settings.swap_device_bytes)),
             *("--slab", format_size(settings.slab_bytes), "--donors", ",".join(donors)),
-            *("--quiet", *options, "--"),
+            *("--quiet", "--summary-json", str(summary), *options, "--"),
         )
         yield Ready(
             command=lambda job: [*argv, *job],
             cgroup=run_cgroup,
             donors=[child.pid for child in donors.values()],
+            summary=summary,
         )
+
+
+def _far(bench: Bench, *options: str) -> AbstractContextManager[Ready]:
+    """Far memory lies beside the swap area, and is as large."""
+    if (refusal := far_refusal()) is not None:
+        raise SkipError(refusal)
+    return _ours(bench, "--paging", "far", *options, areas_of_device=2)
+
+
+@contextlib.contextmanager
+def _far_killed(bench: Bench) -> Iterator[Ready]:
+    """The process of the device is killed once, in the middle of the job."""
+    ended = threading.Event()
+    killer = threading.Thread(target=_kill_device, args=(bench, ended), daemon=True)
+    with _far(bench) as ready:
+        killer.start()
+        try:
+            yield ready
+        finally:
+            ended.set()
+            killer.join(_LOOK_S_MAX)
+
+
+def _kill_device(bench: Bench, ended: threading.Event) -> None:
+    """Waits until far memory is in use and a standby is there, or until the job has ended."""
+    run_dir = bench.work / "run"
+    while not ended.wait(_LOOK_S):
+        for name in rundir.running_names(run_dir):
+            with contextlib.suppress(InfiniswapError, OSError):
+                status = client.status(rundir.paths_of(name, run_dir, bench.work / "backup"))
+                is_used = status.far is not None and status.far.used_bytes > 0
+                if is_used and status.succession and status.succession.standby == "ready":
+                    os.kill(status.pid, signal.SIGKILL)
+                    return
+
+
+def _far_without_backup(bench: Bench) -> AbstractContextManager[Ready]:
+    return _far(bench, "--backup", "none", "--allow-data-loss")
 
 
 @contextlib.contextmanager
@@ -258,6 +318,10 @@ RIVALS: dict[str, Rival] = {
     plan.ZRAM: _zram,
     plan.ZSWAP: _zswap,
     plan.SPILL: _own_spilling,
+    plan.HUGE: _huge_pages,
+    plan.FAR: _far,
+    plan.FAR_LOSSY: _far_without_backup,
+    plan.FAR_KILLED: _far_killed,
 }
 
 

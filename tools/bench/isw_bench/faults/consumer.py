@@ -15,7 +15,7 @@ from isw_bench.bench import Bench
 from isw_bench.cluster import Device, device
 from isw_bench.faults.donors import Donors, donors
 from isw_bench.faults.timeline import Run
-from isw_bench.peers import swapping
+from isw_bench.swapped import check_swapped, swapped_on
 
 BACKUPS: tuple[tuple[str, Any], ...] = (
     (areas.CLOUD, areas.limited_disk),
@@ -86,7 +86,7 @@ class Consumer:
         bench.await_quiet()
         self._rest()
         area = areas.area_of(bench, self.device)
-        with swapping.swapped_on(bench, area) as cgroup:
+        with swapped_on(bench, area) as cgroup:
             argv = [bench.program("timeline"), "--cgroup", str(cgroup.path)]
             argv += ["--bytes", str(settings.swap_bytes), "--seed", str(seed)]
             argv += ["--run-ms", str(round(settings.seconds * 1000))]
@@ -94,7 +94,7 @@ class Consumer:
             argv += ["--slice-ms", str(round(SLICE_S * 1000))]
             with bench.running("job", argv) as child:
                 child.line(_FILL_S_MAX)
-                swapping.check_swapped(bench, area)
+                check_swapped(bench, area)
                 area.settle()
                 child.tell("")
                 started = child.line(_FILL_S_MAX).removeprefix("running ")

@@ -6,7 +6,11 @@ from __future__ import annotations
 import shlex
 
 from infiniswap.units import PAGE_BYTES
+from isw_bench.apps.jobs import FULL
 from isw_bench.bench import Settings
+from isw_bench.far import area as far
+from isw_bench.far.jobs import SIZES
+from isw_bench.far.rows import ROWS, chosen
 from isw_bench.machine import PEERS
 from isw_bench.peers import (
     compressed,
@@ -32,6 +36,12 @@ def _check(settings: Settings) -> str:
         return "--page-out-limit must be less than --page-out-size, or nothing is paged out"
     if settings.swap_device_bytes < 2 * (settings.swap_bytes - settings.swap_limit_bytes):
         return "--swap-device must be at least twice of what is swapped"
+    if settings.far_size not in SIZES:
+        return f"--size must be one of {', '.join(SIZES)}"
+    try:
+        chosen(settings.far_rows)
+    except ValueError as error:
+        return f"--rows: {error}"
     return ""
 
 
@@ -39,12 +49,16 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(shlex.split(text))
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
 SUITE = Suite(
     target="bench",
     description="Compares Infiniswap with its floor, its peers and disks.",
     comparisons={
         module.KEY: module
-        for module in (donor, engine, sealed, swapping, page_out, compressed, process, demo)
+        for module in (donor, engine, sealed, swapping, page_out, compressed, process, demo, far)
     },
     timed=frozenset(
         {donor.KEY, engine.KEY, sealed.KEY, swapping.KEY, page_out.KEY, compressed.KEY}
@@ -60,6 +74,15 @@ SUITE = Suite(
         Option("--device-size", "process_bytes", "4G", "of the device whose memory is read"),
         Option("--idle-seconds", "idle_s", "20", "watched per round", float),
         Option("--demo-args", "demo_args", "", "options for `infiniswap demo`", _words),
+        Option(
+            "--rows",
+            "far_rows",
+            "",
+            f"of far, with commas between them: {', '.join(row.name for row in ROWS)}; pandas "
+            "stands for pandas-half and pandas-quarter, and so on (default: all)",
+            _names,
+        ),
+        Option("--size", "far_size", FULL, f"of the jobs of far: {', '.join(SIZES)}", str),
     ),
     check=_check,
     seconds=1.0,

@@ -17,8 +17,8 @@ from infiniswap.units import MIB, format_size_short, round_up
 from isw_bench import areas, zswap
 from isw_bench.areas import Area
 from isw_bench.bench import Bench, SkipError, require_root
-from isw_bench.peers.swapping import check_swapped, swapped_on, undisturbed
 from isw_bench.results import Comparison, Figure, Samples
+from isw_bench.swapped import check_swapped, swapped_on, undisturbed
 
 KEY = "zswap"
 TITLE = "zswap in front: a job with twice the memory of its limit, which counts the pool"

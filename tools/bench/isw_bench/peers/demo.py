@@ -16,7 +16,7 @@ _RUN_S = 3600.0
 
 
 def run(bench: Bench) -> Comparison:
-    """Measures it; each round is one whole demo, which runs the job all three ways.
+    """Measures it; each round is one whole demo, which runs the job each way.
 
     Raises:
         SkipError: not root.

@@ -13,8 +13,8 @@ from infiniswap.units import MIB, format_size_short
 from isw_bench import areas
 from isw_bench.areas import Area
 from isw_bench.bench import Bench, SkipError, require_root
-from isw_bench.peers.swapping import check_swapped, swapped_on, undisturbed
 from isw_bench.results import Comparison, Figure, Samples, at_least, at_most
+from isw_bench.swapped import check_swapped, swapped_on, undisturbed
 
 KEY = "page-out"
 TITLE = "Sustained page-out: a job that writes many times its limit"

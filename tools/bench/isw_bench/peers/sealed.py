@@ -14,8 +14,9 @@ from isw_bench import areas
 from isw_bench.areas import Area
 from isw_bench.bench import Bench, Server, our_donor
 from isw_bench.cluster import device, donors
-from isw_bench.peers.swapping import measure, undisturbed
+from isw_bench.peers.swapping import measure
 from isw_bench.results import Comparison, Figure, Samples, at_most
+from isw_bench.swapped import undisturbed
 
 KEY = "seal"
 TITLE = "Sealed pages: the engine, and a job that swaps, with sealing and without"

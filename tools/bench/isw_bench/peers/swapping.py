@@ -5,30 +5,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
-from infiniswap.errors import SystemCallError
-from infiniswap.system import swap
-from infiniswap.system.cgroup import MemoryCgroup, create_memory_cgroup
+from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.files import PROC, try_read_text
 from infiniswap.units import format_size_short
 from isw_bench import areas
 from isw_bench.areas import Area
 from isw_bench.bench import Bench, SkipError, require_root
 from isw_bench.results import Comparison, Figure, Samples, at_least, at_most
-from isw_bench.scope import PREFIX
+from isw_bench.swapped import check_swapped, swapped_on, undisturbed
 
 KEY = "swap"
 TITLE = "Swap faults: a job with twice the memory of its limit"
 
-_T = TypeVar("_T")
 _FILL_S = 300.0
-_TRIES = 4
-_PAUSE_S = 5.0
-_SWAPPED_MIN = 0.8
-"""Of what cannot be in memory: below it another swap area has got the pages."""
 
 
 def run(bench: Bench) -> Comparison:
@@ -75,41 +66,6 @@ def _notes(bench: Bench, samples: Samples) -> list[str]:
     return notes
 
 
-class ElsewhereError(SystemCallError):
-    """Another swap area of this host has got the pages."""
-
-
-def undisturbed(bench: Bench, measure_once: Callable[[], _T]) -> _T:
-    """Measures, and tries again when somebody else's swap area came in between."""
-    for _ in range(_TRIES - 1):
-        bench.await_quiet()
-        try:
-            return measure_once()
-        except ElsewhereError as error:
-            bench.say(f"swap: again: {error.what}")
-            time.sleep(_PAUSE_S)
-    return measure_once()
-
-
-@contextlib.contextmanager
-def swapped_on(bench: Bench, area: Area) -> Iterator[MemoryCgroup]:
-    """The cgroup of a job that swaps to this area. The job is killed at the end."""
-    with bench.scope.interrupts.hold():
-        cgroup = create_memory_cgroup(
-            f"{PREFIX}{bench.scope.mark}", bench.settings.swap_limit_bytes
-        )
-    try:
-        with bench.scope.interrupts.hold():
-            priority = swap.priority_above(swap.active_areas())
-            swap.swapon(area.path, priority=priority, discard=False)
-        yield cgroup
-    finally:
-        with bench.scope.interrupts.hold():
-            cgroup.kill()
-            swap.swapoff(area.path, timeout_s=_FILL_S)
-            cgroup.remove()
-
-
 def measure(bench: Bench, area: Area) -> dict[str, float]:
     """One round on one area.
 
@@ -148,18 +104,6 @@ def _run_job(bench: Bench, area: Area, cgroup: MemoryCgroup) -> Any:
         area.settle()
         child.tell("")
         return child.answer(_FILL_S)
-
-
-def check_swapped(bench: Bench, area: Area) -> None:
-    """Raises ElsewhereError when what cannot be in memory is not on this area."""
-    swapped_bytes = swap.used_bytes(area.path)
-    expected_bytes = bench.settings.swap_bytes - bench.settings.swap_limit_bytes
-    if swapped_bytes < _SWAPPED_MIN * expected_bytes:
-        raise ElsewhereError(
-            f"only {format_size_short(swapped_bytes)} went to the swap area of {area.name}, "
-            f"not {format_size_short(expected_bytes)}",
-            mend="Another swap area of this host is preferred to ours: see /proc/swaps.",
-        )
 
 
 def figures(samples: Samples) -> list[Figure]:

@@ -7,8 +7,9 @@ its validation parameters.
     duckdb DIRECTORY [--memory SIZE WORK]
     spark DIRECTORY HEAP_MIB WORK
 
-With --memory, DuckDB keeps within that size and writes the rest to WORK. Spark writes there what
-does not fit into its heap.
+With --memory, DuckDB keeps within that size and writes the rest to WORK; SIZE may be `default`:
+what DuckDB takes by itself, four fifths of the memory that it sees. Spark writes there what does
+not fit into its heap.
 
 Prints rows and column sums of each answer.
 """
@@ -106,7 +107,8 @@ def in_duckdb(directory: Path, memory: list[str]) -> Ask:
     database = duckdb.connect(":memory:")
     if memory:
         _, size, work = memory
-        database.execute(f"set memory_limit = '{size}'")
+        if size != "default":
+            database.execute(f"set memory_limit = '{size}'")
         database.execute(f"set temp_directory = '{work}'")
     else:
         # By itself it would spill at four fifths of the cgroup's limit.
