@@ -585,10 +585,19 @@ def run(*argv: str | Path, **changes: str) -> str:
     return done.stdout
 
 
+def lock_files() -> list[Path]:
+    """Every cluster's there is, of runs that were killed and of those that go on."""
+    found = set()
+    for directory in {path for base in _bases() if base for path in Path(base).glob("isw-*")}:
+        with contextlib.suppress(OSError):  # a mount whose process was killed
+            if (directory / LOCK).exists():
+                found.add(directory / LOCK)
+    return sorted(found)
+
+
 def pytest_sessionstart() -> None:
     """What a killed run has left attached, swap areas first of all, would be in our way."""
-    owners = {path for base in _bases() if base for path in Path(base).glob(f"isw-*/{LOCK}")}
-    for path in sorted(owners):
+    for path in lock_files():
         with contextlib.suppress(BlockingIOError, FileNotFoundError, PermissionError):
             stale = Cluster(path.parent)  # BlockingIOError: its run is still there
             for left in stale.take_leftovers():
