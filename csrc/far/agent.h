@@ -35,7 +35,8 @@
  *  F8  The threads here take no lock of libc's, allocate nothing and touch no page of the arena.
  *  F9  They are libc's threads, started where the program itself calls an allocator.
  *  F12 What held a program's pages is given back to the kernel before it is used for others.
- *  F13 Whatever an operation answers, masks say afterwards where each page is.
+ *  F13 Whatever an operation answers, masks say afterwards where each page is: also of pages that
+ *      the kernel has moved and not counted (memory.c).
  *  F16 The slot of the shadow is untouched from the first byte sent to the answer.
  *  F23 A device without room is no error: the block goes home, and eviction rests for a while.
  */

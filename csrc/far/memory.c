@@ -51,7 +51,11 @@ struct uffdio_poison {
 
 #define A (&iswf_agent)
 
+/* An entry of /proc/PID/pagemap: the page is in memory; it is in swap, or on its way elsewhere. */
+#define PAGEMAP_THERE (3ull << 62)
+
 int iswf_uffd = -1;
+static int pagemap = -1;
 
 void iswf_pause(uint64_t ns)
 {
@@ -116,6 +120,26 @@ static int operate(const struct operation *o, size_t bytes, size_t *done_out)
 	return code;
 }
 
+/*
+ * Where a page that is to be moved is just being migrated (compaction), kernels since 6.17 move it,
+ * and what follows, a moment later, and do not count that: they find those pages at `to`, and say
+ * EEXIST. The pages from `from` on that are no longer there, in bytes.
+ */
+static size_t moved_uncounted(const char *from, size_t bytes)
+{
+	uint64_t entries[ISWF_BLOCK_PAGES];
+	size_t pages = bytes / ISWF_PAGE_BYTES, gone = 0;
+	off_t at = (off_t)((uintptr_t)from / ISWF_PAGE_BYTES * sizeof(entries[0]));
+
+	if (pread(pagemap, entries, pages * sizeof(entries[0]), at) !=
+	    (ssize_t)(pages * sizeof(entries[0])))
+		return 0;
+	while (gone < pages && (entries[gone] & PAGEMAP_THERE) == 0)
+		gone++;
+	return gone * ISWF_PAGE_BYTES;
+}
+
+/* At most a block. */
 static int real_move(char *to, char *from, size_t bytes, size_t *done_out)
 {
 	struct uffdio_move move = {
@@ -132,8 +156,18 @@ static int real_move(char *to, char *from, size_t bytes, size_t *done_out)
 		.came = &move.move,
 		.most = ISWF_BLOCK_BYTES,
 	};
+	int code = operate(&operation, bytes, done_out);
+	size_t more;
 
-	return operate(&operation, bytes, done_out);
+	while (code == -EEXIST &&
+	       (more = moved_uncounted(from + *done_out, bytes - *done_out)) != 0) {
+		move.dst += more;
+		move.src += more;
+		*done_out += more;
+		code = operate(&operation, bytes - *done_out, &more);
+		*done_out += more;
+	}
+	return code;
 }
 
 static void real_wake(char *at, size_t bytes)
@@ -290,7 +324,10 @@ int iswf_memory_open(int device_fd)
 	iswf_uffd = iswf_own_fd(fd);
 	if (iswf_uffd >= 0 && ioctl(iswf_uffd, UFFDIO_API, &api) != 0)
 		return -errno;
-	return iswf_uffd;
+	if (iswf_uffd < 0)
+		return iswf_uffd;
+	pagemap = iswf_own_fd(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+	return pagemap < 0 ? pagemap : iswf_uffd;
 }
 
 /* Addresses alone, from a border on, that forked children do not get. */
@@ -362,5 +399,6 @@ int iswf_memory_init(uint32_t blocks)
 void iswf_memory_close(void)
 {
 	iswf_close_own(iswf_uffd);
-	iswf_uffd = -1;
+	iswf_close_own(pagemap);
+	iswf_uffd = pagemap = -1;
 }

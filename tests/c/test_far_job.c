@@ -153,6 +153,36 @@ static void passes(const char *name, const char *number)
 	end_device(&d);
 }
 
+static atomic_bool compacts;
+
+static void *compact(void *arg)
+{
+	const int *fd = arg;
+
+	while (atomic_load(&compacts))
+		CHECK_EQ(write(*fd, "1", 1), 1);
+	return NULL;
+}
+
+/* Pages that the kernel migrates while they move are where the agent believes them to be. */
+static void a_compacted_host_loses_nothing(void)
+{
+	int fd = open("/proc/sys/vm/compact_memory", O_WRONLY | O_CLOEXEC);
+	pthread_t compactor;
+
+	if (fd < 0) {
+		printf("memory may not be compacted here: not tested\n");
+		return;
+	}
+	atomic_store(&compacts, true);
+	CHECK_EQ(pthread_create(&compactor, NULL, compact, &fd), 0);
+	passes("model", "25");
+	passes("allocator", "0");
+	atomic_store(&compacts, false);
+	pthread_join(compactor, NULL);
+	close(fd);
+}
+
 static void a_killed_job_leaves_nothing(void)
 {
 	struct device d;
@@ -482,6 +512,7 @@ int main(int argc, char **argv)
 		passes(ways[i], "0");
 	passes("edges", "1");
 	passes("model", "25");
+	a_compacted_host_loses_nothing();
 	a_killed_job_leaves_nothing();
 	what_comes_ahead_is_what_left();
 	lost_bytes_are_never_zeros();
