@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import lzma
 import os
 import sys
@@ -106,6 +107,19 @@ def test_the_host_s_root_is_shared_read_only() -> None:
     assert "-accel tcg,thread=single -icount shift=2,sleep=on,align=off" in line
     assert "netdev" not in line
     assert "file=/proc/self/fd/13," in line
+
+
+@pytest.mark.parametrize(
+    ("kernel", "accelerator", "cpus"),
+    [("6.12", "tcg", "2"), ("6.1", "tcg", "1"), ("6.1", "kvm", "2")],
+)
+def test_a_kernel_that_waits_for_a_second_processor_has_one(
+    kernel: str, accelerator: str, cpus: str
+) -> None:
+    old = dataclasses.replace(KERNEL, name=kernel)
+    plan = Plan(("true",), kernel, accel=accelerator)
+    line = qemu.command_line(plan, "h1", old, Path("/i"), Path("/r"), qemu.Channels(1, 2, 3, 4, ()))
+    assert line[line.index("-smp") + 1] == cpus
 
 
 def test_machines_are_on_a_hub_in_the_first_one() -> None:

@@ -55,7 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
         "others are its donors",
     )
     add("--memory", default="1G", metavar="SIZE", help="of each machine (1G)")
-    add("--cpus", type=int, metavar="N", help="of each machine (2; with several machines 1)")
+    add(
+        "--cpus",
+        type=int,
+        metavar="N",
+        help="of each machine (2; with several machines 1; 6.1 has 1 without KVM)",
+    )
     add("--disk", default="8G", metavar="SIZE", help="size of /var/tmp, a sparse file (8G)")
     add("--share", type=Path, metavar="DIR", help="a directory of this host for /run/vm/share")
     add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="for the command")

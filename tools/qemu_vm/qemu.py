@@ -28,6 +28,10 @@ _ICOUNT = "shift=2,sleep=on,align=off"
 # one goes by the host's clock (sleep), as what it waits for does. QEMU counts so only where the
 # processors of a machine take turns (thread=single).
 
+_ONE_PROCESSOR = frozenset({"6.1"})
+# Where processors take turns and the clock counts instructions, these kernels wait for ever for the
+# second one to come up.
+
 PROBE_STATUS = 3
 """What the guest writes to the exit device is shifted left, and one is added."""
 
@@ -97,7 +101,8 @@ def command_line(
         channels: what QEMU inherits.
     """
     argv = _base(plan.accel, kernel, initrd, f"vm.name={name}")
-    argv += ["-smp", str(plan.cpus), "-m", f"{plan.memory_bytes >> 20}M"]
+    cpus = 1 if plan.accel == "tcg" and kernel.name in _ONE_PROCESSOR else plan.cpus
+    argv += ["-smp", str(cpus), "-m", f"{plan.memory_bytes >> 20}M"]
     argv += ["-name", f"infiniswap-vm-{name}"]
     argv += ["-chardev", f"socket,id=console,fd={channels.console}", "-serial", "chardev:console"]
     argv += ["-device", "virtio-serial-pci", "-chardev", f"socket,id=out,fd={channels.out}"]
