@@ -13,10 +13,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, process_state, until
+from support.jobs.far_job import FAR, FOREVER, JOB_MIB, check_rounds, fill, stop, went_far
 from support.jobs.runs import Runner, ready
 
 from infiniswap.system.userfault import far_refusal
@@ -29,28 +29,6 @@ pytestmark = [
 ]
 
 LOCAL = "64M"
-JOB_MIB = 192
-FAR = ("--paging", "far", "--size", "256M")
-FOREVER = 1 << 30
-
-FILL = """
-import sys
-pieces, rounds = int(sys.argv[1]) // 16, int(sys.argv[2])
-memory = [bytearray(16 << 20) for _ in range(pieces)]
-
-def word(piece, at, number):
-    return (piece << 32 | at).to_bytes(8, "little") + number.to_bytes(8, "little")
-
-for number in range(rounds):
-    for index, piece in enumerate(memory):
-        for at in range(0, len(piece), 4096):
-            piece[at : at + 16] = word(index, at, number)
-    for index, piece in enumerate(memory):
-        for at in range(0, len(piece), 4096):
-            assert piece[at : at + 16] == word(index, at, number), (index, at, number)
-    print("round", number, flush=True)
-"""
-"""A job: MIB ROUNDS. Writes every page of its memory and verifies it, round by round."""
 
 FORKS = """
 import multiprocessing, sys
@@ -71,33 +49,6 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
 assert all(map(check, range(len(pieces))))
 print("all there")
 """
-
-
-def fill(rounds: int = 1, mib: int = JOB_MIB, python: str = sys.executable) -> list[str]:
-    return [python, "-c", FILL, str(mib), str(rounds)]
-
-
-def far_of(runner: Runner) -> Any:
-    return runner.status["far"]
-
-
-def went_far(runner: Runner) -> bool:
-    return bool(far_of(runner)["used_bytes"] > 32 * MIB)
-
-
-def stop(process: subprocess.Popen[bytes]) -> str:
-    """Ends a job that never ends; what `run` has said."""
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=2 * WAIT_S)
-    assert process.returncode == 128 + signal.SIGTERM, stderr.decode()
-    return stderr.decode()
-
-
-def check_rounds(process: subprocess.Popen[bytes], *numbers: int) -> None:
-    """Each of these rounds verifies every page."""
-    for number in numbers:
-        ready(process, b"round %d\n" % number)
-
 
 # ---------------------------------------------------------------------------- whole jobs
 

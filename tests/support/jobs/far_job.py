@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job for `infiniswap run --paging far` that knows what must be in its memory."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from infiniswap.units import MIB
+from support.devices.cluster import WAIT_S
+from support.jobs.runs import Runner, ready
+
+JOB_MIB = 192
+FAR = ("--paging", "far", "--size", "256M")
+FOREVER = 1 << 30
+
+FILL = """
+import sys
+pieces, rounds = int(sys.argv[1]) // 16, int(sys.argv[2])
+memory = [bytearray(16 << 20) for _ in range(pieces)]
+
+def word(piece, at, number):
+    return (piece << 32 | at).to_bytes(8, "little") + number.to_bytes(8, "little")
+
+for number in range(rounds):
+    for index, piece in enumerate(memory):
+        for at in range(0, len(piece), 4096):
+            piece[at : at + 16] = word(index, at, number)
+    for index, piece in enumerate(memory):
+        for at in range(0, len(piece), 4096):
+            assert piece[at : at + 16] == word(index, at, number), (index, at, number)
+    print("round", number, flush=True)
+"""
+"""A job: MIB ROUNDS. Writes every page of its memory and verifies it, round by round."""
+
+
+def fill(rounds: int = 1, mib: int = JOB_MIB, python: str = sys.executable) -> list[str]:
+    """Command line of that job."""
+    return [python, "-c", FILL, str(mib), str(rounds)]
+
+
+def check_rounds(process: subprocess.Popen[bytes], *numbers: int) -> None:
+    """Each of these rounds verifies every page."""
+    for number in numbers:
+        ready(process, b"round %d\n" % number)
+
+
+def went_far(runner: Runner) -> bool:
+    """Whether a good part of the job is away now."""
+    return bool(runner.status["far"]["used_bytes"] > 32 * MIB)
+
+
+def stop(process: subprocess.Popen[bytes]) -> str:
+    """Ends a job that never ends; what `run` has said."""
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=2 * WAIT_S)
+    assert process.returncode == 128 + signal.SIGTERM, stderr.decode()
+    return stderr.decode()
