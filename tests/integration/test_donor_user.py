@@ -261,7 +261,7 @@ def test_root_uses_the_secret_that_the_daemons_user_has_made(beside_own: Own) ->
 
 def mapped(device: Device, slabs: int) -> None:
     """Waits until the donor has let it in and lends so many slabs."""
-    until(lambda: device.told["slabs"].get("mapped") == slabs, "mapped slabs")
+    until(lambda: device.status["slabs"].get("mapped") == slabs, "mapped slabs")
 
 
 def rewrite(device: Device, content: bytes) -> None:

@@ -35,7 +35,7 @@ FAR = 3 * SLAB
 def test_far_memory_lies_beside_the_block_device(cluster: Cluster) -> None:
     cluster.donor()
     device = start_far_device(cluster, size_bytes=SIZE, far_bytes=FAR)
-    status = device.told
+    status = device.status
     assert status["size_bytes"] == SIZE
     assert sum(status["slabs"].values()) == 6
     assert device.backup.stat().st_size == 3 * SLAB + FAR
@@ -50,12 +50,12 @@ def test_far_memory_lies_beside_the_block_device(cluster: Cluster) -> None:
         process.hello()
         for block in range(FAR // BLOCK):
             process.write(block, block + 1)
-        far = device.told["far"]
+        far = device.status["far"]
         assert (far["jobs"], far["processes"], far["used_bytes"]) == (1, 1, FAR)
-        until(lambda: device.told["slabs"]["mapped"] >= 3, "slabs of far memory with a donor")
+        until(lambda: device.status["slabs"]["mapped"] >= 3, "slabs of far memory with a donor")
         for block in range(FAR // BLOCK):
             process.read(block, block + 1)
-        assert device.told["swap"]["used_bytes"] == 0
+        assert device.status["swap"]["used_bytes"] == 0
     wait_far(device, lambda far: far["used_bytes"] == 0, "the blocks of a dead process to be free")
     wait_far(device, lambda far: far["jobs"] == 0, "a job to be forgotten")
     leave(device)
@@ -85,14 +85,14 @@ def test_a_successor_serves_far_memory_again(cluster: Cluster) -> None:
             for block in range(FAR // BLOCK - 1):
                 process.read(block, 10 * kill + block)
             # One has come back; the other's memory is as far, so it counts against a stop.
-            assert device.told["far"]["processes"] == 2
+            assert device.status["far"]["processes"] == 2
             other.wait_gone()
             other.hello()
             other.read(0, 200)
             with connect_job(device):  # another job, by the same socket
                 wait_far(device, lambda far: far["jobs"] == 2, "a second job")
             wait_far(device, lambda far: far["jobs"] == 1, "the end of the second job")
-        assert device.told["far"]["processes"] == 2
+        assert device.status["far"]["processes"] == 2
     wait_far(device, lambda far: far["used_bytes"] == far["jobs"] == 0, "the end of the job")
     leave(device)
 
@@ -116,7 +116,7 @@ def test_a_program_goes_on_while_processes_of_its_device_die(
             program.end_round()
             device.wait_take_over(kill)
             program.round()
-        status = device.told
+        status = device.status
         assert status["far"]["processes"] == 1
         assert status["stats"]["crc_errors_remote"] == status["stats"]["requests_failed"] == 0
         program.close()
@@ -137,7 +137,7 @@ def test_a_restart_and_a_drained_donor_leave_far_memory_whole(cluster: Cluster) 
         process.hello()
         for block in range(FAR // BLOCK):
             process.write(block, block + 1)
-        until(lambda: device.told["slabs"]["mapped"] >= 3, "slabs of far memory with a donor")
+        until(lambda: device.status["slabs"]["mapped"] >= 3, "slabs of far memory with a donor")
         device.wait_standby()
         done = device.command("restart")
         assert done.returncode == 0, done.stderr
@@ -148,7 +148,7 @@ def test_a_restart_and_a_drained_donor_leave_far_memory_whole(cluster: Cluster) 
         cluster.ok("donor", "drain", first.address)
         for block in range(FAR // BLOCK):
             process.read(block, block + 1)
-        status = device.told
+        status = device.status
         assert all(row["slabs"] == 0 for row in status["donors"] if row["address"] == first.address)
         assert status["stats"]["requests_failed"] == 0
     wait_far(device, lambda far: far["used_bytes"] == far["jobs"] == 0, "the end of the job")
@@ -167,7 +167,7 @@ def test_a_device_is_not_stopped_under_far_memory(cluster: Cluster) -> None:
         # What a service manager, or somebody, sends to the process itself.
         device.send(signal.SIGTERM)
         until(lambda: "has far memory on it" in device.log, "a refusal")
-        assert device.told["state"] == "serving"
+        assert device.status["state"] == "serving"
         process.read(0, 7)
         with connect_job(device):
             pass  # it takes jobs again

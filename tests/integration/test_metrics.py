@@ -102,7 +102,7 @@ def test_both_export_all_that_is_declared_in_step_with_status(
     original = tmp_path / "in"
     original.write_bytes(os.urandom(32 * MIB))
     run("nbdcopy", "--flush", original, device.uri)
-    until(lambda: device.told["slabs"]["mapped"], "a slab on a donor")
+    until(lambda: device.status["slabs"]["mapped"], "a slab on a donor")
     run("nbdcopy", "--flush", original, device.uri)
     run("nbdcopy", device.uri, tmp_path / "out")
 
@@ -144,7 +144,7 @@ def test_both_export_all_that_is_declared_in_step_with_status(
 def _settled(device: Device, donor: Donor) -> Any:
     """Both pages and a status between which nothing moved, else None."""
     before = get(port_of(device))
-    of_donor, told = get(donor.control), device.told
+    of_donor, told = get(donor.control), device.status
     after = get(port_of(device))
 
     def moved(answer: tuple[int, str]) -> dict[str, float]:
@@ -161,7 +161,7 @@ def test_a_silent_donor_and_a_busy_device_keep_no_scrape_waiting(
     port, name = port_of(device), device.name
     at = {"device": name, "donor": donor.address}
     run("nbdcopy", "--flush", _data(cluster), device.uri)
-    until(lambda: device.told["slabs"]["mapped"], "a slab on a donor")
+    until(lambda: device.status["slabs"]["mapped"], "a slab on a donor")
     written = key("device_donor_written_pages_total", **at, transport="tcp")
     run("nbdcopy", "--flush", _data(cluster), device.uri)
     until(lambda: samples(get(port)[1]).get(written, 0) > 0, "pages that were sent to it")

@@ -102,7 +102,7 @@ def w(cluster: Cluster) -> World:
 
 
 def port_troubles(device: Device) -> list[str]:
-    return [text for text in device.told["degraded"] if "metrics" in text]
+    return [text for text in device.status["degraded"] if "metrics" in text]
 
 
 def test_who_trusts_the_printed_certificate_and_has_the_token_reads_them(w: World) -> None:

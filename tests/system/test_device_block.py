@@ -251,7 +251,8 @@ def test_any_shell_sees_it(device: Device) -> None:
     shown = cluster.ok("device", "show", device.name)
     for word in (device.name, "serving", str(device.backup), *cluster.addresses.split(",")):
         assert word in shown, word
-    status = device.status
+    status = device.shown
+    assert status.keys() == device.status.keys()
     assert status["size_bytes"] == 128 * MIB
     assert os.path.realpath(device.path) == status["path"]
     (attached,) = [entry for entry in loop.attached() if str(entry.path) == status["path"]]

@@ -30,6 +30,7 @@ from support.devices.cluster import (
 from support.jobs.runs import Runner, StartTerminal, other_area, ready, touch
 
 from infiniswap.device.jobs import beside
+from infiniswap.errors import InfiniswapError
 from infiniswap.system import loop, mounts, swap
 from infiniswap.system.cgroup import create_memory_cgroup
 from infiniswap.units import MIB
@@ -122,9 +123,9 @@ def areas_of(runner: Runner) -> dict[str, swap.SwapArea]:
     """Every run's area by the name of its device."""
     found = {}
     for name in runner.cluster.names():
-        shown = runner.cluster.cli("device", "show", name, "--json")
-        if shown.returncode == 0 and (path := json.loads(shown.stdout)["path"]):
-            found[name] = swap.find_area(Path(path))
+        with contextlib.suppress(InfiniswapError):
+            if path := run_device(runner, name).status["path"]:
+                found[name] = swap.find_area(Path(path))
     return {name: area for name, area in found.items() if area is not None}
 
 

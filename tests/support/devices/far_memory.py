@@ -156,7 +156,7 @@ def wait_far(device: Device, is_so: Callable[[Any], object], what: str) -> None:
 
     def found() -> object:
         try:
-            return is_so(device.told["far"])
+            return is_so(device.status["far"])
         except InfiniswapError:
             return None  # between two processes
 
