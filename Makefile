@@ -50,8 +50,13 @@ help:
 setup: $(VENV)/.stamp-extension build/c/.stamp
 	@:
 
-$(VENV)/.stamp-venv: pyproject.toml tools/setup.sh
-	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh tools/setup.sh
+$(VENV)/.stamp-system: tools/setup.sh
+	@PYTHON="$(PYTHON)" sh tools/setup.sh
+	@mkdir -p $(VENV)
+	@touch $@
+
+$(VENV)/.stamp-venv: pyproject.toml tools/setup_venv.sh $(VENV)/.stamp-system
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh tools/setup_venv.sh
 	@touch $@
 
 # Rebuilt when any C source changes. Python sources are used from the tree as they are; where each
@@ -59,7 +64,7 @@ $(VENV)/.stamp-venv: pyproject.toml tools/setup.sh
 ROOMS := $(shell find infiniswap -name __init__.py)
 $(VENV)/.stamp-extension: $(VENV)/.stamp-venv $(C_BUILD) $(ROOMS) infiniswap/engine/build_cdef.py csrc/sim/build_binding.py LICENSE
 	@echo "setup: building the C library and its Python binding"
-	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(RUN)/python -m pip install --quiet \
+	@MAKEFLAGS= CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(RUN)/python -m pip install --quiet \
 		--disable-pip-version-check --root-user-action=ignore --no-build-isolation --no-deps \
 		--config-settings=logging.level=WARNING --editable .
 	@touch $@
@@ -72,15 +77,15 @@ define c_build
 	@touch $(1)/.stamp
 endef
 
-build/c/.stamp: $(VENV)/.stamp-venv $(C_BUILD)
+build/c/.stamp: $(VENV)/.stamp-system $(C_BUILD)
 	@mkdir -p build
 	$(call c_build,build/c,)
 
-build/asan/.stamp: $(VENV)/.stamp-venv $(C_BUILD)
+build/asan/.stamp: $(VENV)/.stamp-system $(C_BUILD)
 	@mkdir -p build
 	$(call c_build,build/asan,-DISW_SANITIZE=address -DISW_BENCH=ON)
 
-build/tsan/.stamp: $(VENV)/.stamp-venv $(C_BUILD)
+build/tsan/.stamp: $(VENV)/.stamp-system $(C_BUILD)
 	@mkdir -p build
 	$(call c_build,build/tsan,-DISW_SANITIZE=thread -DISW_BENCH=ON)
 

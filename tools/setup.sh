@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Set-up, first half: system packages and the virtual environment. Called by `make setup`; the
-# Makefile calls it again only when pyproject.toml or this file has changed.
+# Set-up, first part: system packages. Called by `make setup`; the Makefile calls it again only when
+# this file has changed. C is then built while setup_venv.sh installs Python packages, with `make -j`.
 #
 # System packages are installed through apt where apt exists and we are root; otherwise what is
 # missing is named, with the command. Only what is found missing is asked for, so that a machine
@@ -9,7 +9,6 @@
 set -eu
 
 PYTHON=${PYTHON:-python3}
-VENV=${VENV:-.venv}
 PATH=$PATH:/usr/sbin:/sbin
 
 say() { echo "setup: $*"; }
@@ -169,25 +168,3 @@ if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 	exit 1
 fi
 echo '#include <stdio.h>' | cc -E - >/dev/null 2>&1 || { say "no C compiler (cc)"; exit 1; }
-
-if ! "$VENV/bin/python" -c 'import pip' 2>/dev/null; then
-	say "making the virtual environment $VENV with $("$PYTHON" -V)"
-	"$PYTHON" -m venv "$VENV"
-fi
-
-say "installing Python packages into $VENV"
-# What the package needs comes from pyproject.toml alone; the package itself is built by the
-# Makefile, without isolation, so the build's own requirements are installed here as well.
-"$VENV/bin/python" - <<'EOF' >"$VENV/requirements.txt"
-import tomllib
-
-with open("pyproject.toml", "rb") as file:
-    project = tomllib.load(file)
-requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
-for name, extra in project["project"]["optional-dependencies"].items():
-    if name not in ("bench-apps", "guides"):  # large; make bench-apps and test-guides install them
-        requirements += extra
-print("\n".join(requirements))
-EOF
-"$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
-	--requirement "$VENV/requirements.txt"

@@ -72,7 +72,7 @@ def test_pages_are_made_with_what_the_extra_docs_names_alone(tmp_path: Path) -> 
 def test_make_site_sets_up_nothing_else() -> None:
     done = ran("make", "--dry-run", "--always-make", "site", cwd=ROOT)
     assert "mkdocs" in done.stdout
-    for other in ("setup.sh", "--editable", "cmake"):
+    for other in ("tools/setup", "--editable", "cmake"):
         assert other not in done.stdout
 
 
