@@ -20,7 +20,7 @@ _PLACE = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 125; shift; done; shift
 
 def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of every child: no configuration of this host's own installation, no trace
-    of sudo (all three jobs run as root), one thread per numeric library. Arrow takes its memory
+    of sudo (all jobs run as root), one thread per numeric library. Arrow takes its memory
     from malloc: its own pool gives freed memory back some time later, so that the peak, and with
     it the limit, would depend on how busy the machine is."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

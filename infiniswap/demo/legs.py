@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job, once each way: without a limit, with infiniswap, with disk swap."""
+"""The job, once each way: without a limit, with infiniswap by swap and by far memory, and with disk
+swap."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import hashlib
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from infiniswap.demo import data, leftovers
 from infiniswap.demo.children import Child, mortal, placed
 from infiniswap.demo.leftovers import Record
-from infiniswap.demo.results import DISK, INFINISWAP, UNLIMITED, Leg
+from infiniswap.demo.results import DISK, FAR, INFINISWAP, UNLIMITED, Leg
 from infiniswap.demo.volume import Volume
 from infiniswap.device.jobs import usage
 from infiniswap.errors import InfiniswapError, MemoryLimitError, SystemCallError, from_oserror
@@ -43,6 +44,7 @@ class Stage:
         source: the data.
         config: configuration file of the demo's daemons and device.
         device_bytes: size of the swap device, with infiniswap and on the disk.
+        far_bytes: size of the swap device, and of far memory beside it, in that leg.
         slab_bytes: as the donors lend.
     """
 
@@ -51,6 +53,7 @@ class Stage:
     source: Path
     config: Path
     device_bytes: int
+    far_bytes: int
     slab_bytes: int
 
     def command(self, leg: str) -> list[str]:
@@ -132,22 +135,46 @@ def unlimited(stage: Stage) -> Leg:
 def with_infiniswap(
     stage: Stage, limit_bytes: int, donors: Sequence[HostPort], disk: Volume
 ) -> Leg:
-    """The job under `infiniswap run`, as anybody would call it.
+    """The job under `infiniswap run`, as anybody would call it, with its backup on the disk volume.
 
     Raises:
         InfiniswapError: it failed; says what it printed.
     """
+    leg = Leg(INFINISWAP, "infiniswap", limit_bytes)
+    options = ("--size", format_size(stage.device_bytes), "--backup", str(disk.device.path))
+    return _run_on(stage, leg, donors, options, disk.io_cgroups)
+
+
+def with_far_memory(stage: Stage, limit_bytes: int, donors: Sequence[HostPort]) -> Leg:
+    """The same with far memory; the backup is a file on this machine's disk.
+
+    Raises:
+        InfiniswapError: it failed; says what it printed.
+    """
+    leg = Leg(FAR, "infiniswap, far memory", limit_bytes)
+    options = ("--paging", "far", "--size", format_size(stage.far_bytes))
+    return _run_on(stage, leg, donors, options, ())
+
+
+def _run_on(
+    stage: Stage,
+    leg: Leg,
+    donors: Sequence[HostPort],
+    options: Sequence[str],
+    cgroups: Sequence[Path],
+) -> Leg:
+    """The job under `infiniswap run` with these options, within these cgroups."""
     data.forget_cached_pages(data.files(stage.source))
-    summary_path = stage.record.work / "summary.json"
+    summary_path = stage.record.work / f"summary-{leg.name}.json"
     argv = infiniswap(
-        *("run", "--config", str(stage.config), "--local", format_size(limit_bytes)),
-        *("--size", format_size(stage.device_bytes), "--slab", format_size(stage.slab_bytes)),
-        *("--donors", ",".join(map(str, donors)), "--backup", str(disk.device.path)),
+        *("run", "--config", str(stage.config), "--local", format_size(leg.limit_bytes or 0)),
+        *("--slab", format_size(stage.slab_bytes), "--donors", ",".join(map(str, donors))),
+        *options,
         *("--quiet", "--summary-json", str(summary_path), "--"),
-        *stage.command(INFINISWAP),
+        *stage.command(leg.name),
     )
-    command = mortal(placed(argv, disk.io_cgroups), signal.SIGTERM)
-    child = Child("infiniswap run", command, stage.log(INFINISWAP))
+    command = mortal(placed(argv, cgroups), signal.SIGTERM)
+    child = Child("infiniswap run", command, stage.log(leg.name))
     try:
         child.check(child.wait(_LEG_S_MAX, lambda: None, 0.1))
     except InfiniswapError as error:
@@ -155,17 +182,30 @@ def with_infiniswap(
     finally:
         with stage.interrupts.hold():
             child.end(_RUN_END_S)
-    summary = _read_summary(summary_path)
-    why = summary.pop("page_in_backup_why")
-    return Leg(
-        INFINISWAP,
-        "infiniswap",
-        limit_bytes=limit_bytes,
-        page_in_disk_bytes=summary.pop("page_in_backup_bytes"),
-        page_in_chosen_bytes=why["quicker"] + why["measured"],
-        **summary,
-        output=digests(stage.target(INFINISWAP)),
+    return replace(
+        measured(leg, _read_summary(summary_path)), output=digests(stage.target(leg.name))
     )
+
+
+def measured(leg: Leg, summary: Mapping[str, Any]) -> Leg:
+    """The leg with what the summary of `infiniswap run` says.
+
+    Raises:
+        SystemCallError: something is missing there.
+    """
+    try:
+        why, far = summary["page_in_backup_why"], summary["far"]
+        return replace(
+            leg,
+            page_in_disk_bytes=summary["page_in_backup_bytes"],
+            page_in_chosen_bytes=why["quicker"] + why["measured"],
+            far_out_bytes=far["out_bytes"] if far else 0,
+            **{key: summary[key] for key in _SUMMARY_KEYS},
+        )
+    except KeyError as error:
+        raise SystemCallError(
+            f"`infiniswap run` left no usable summary: it has no {error}"
+        ) from error
 
 
 def _with_device_log(error: InfiniswapError, record: Record) -> InfiniswapError:
@@ -183,20 +223,18 @@ _SUMMARY_KEYS = (
     "page_in_us_p50",
     "page_in_us_p99",
     "page_in_staging_bytes",
-    "page_in_backup_bytes",
-    "page_in_backup_why",
     "other_swap_bytes",
 )
 
 
-def _read_summary(path: Path) -> dict[str, Any]:
+def _read_summary(path: Path) -> Mapping[str, Any]:
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        return {key: summary[key] for key in _SUMMARY_KEYS}
-    except (OSError, ValueError, KeyError) as error:
+        summary: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         # Without the file's name: it is deleted with everything else of the demo.
         why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise SystemCallError(f"`infiniswap run` left no usable summary: {why}") from error
+    return summary
 
 
 @dataclass(frozen=True, slots=True)

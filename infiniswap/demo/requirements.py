@@ -21,10 +21,13 @@ from infiniswap.errors import (
 from infiniswap.extras import DEMO, how_to_install
 from infiniswap.system.memory import host_memory, memory_hierarchy
 from infiniswap.system.programs import find, missing
+from infiniswap.system.userfault import far_obstacle
 from infiniswap.units import GIB, format_size_short
 
 DISK_BYTES_MIN = 3 * GIB
-"""The volume, the data and three outputs."""
+"""The volume, the data and the outputs."""
+FAR_DISK_BYTES_MIN = 4 * GIB
+"""The backup of the job with far memory beside that, of which a run wants all to be free."""
 MEMORY_BYTES_MIN = 3 * GIB
 """The job without a limit, and what the donors keep ready."""
 
@@ -56,7 +59,8 @@ def check(parent: Path) -> None:
     check_packages(importlib.util.find_spec, data.generator)
     check_tools(_TOOLS)
     check_kernel()
-    check_disk(parent, shutil.disk_usage)
+    far_bytes = 0 if far_obstacle() is not None else FAR_DISK_BYTES_MIN
+    check_disk(parent, shutil.disk_usage, DISK_BYTES_MIN + far_bytes)
     available_bytes = host_memory().available_bytes
     if available_bytes < MEMORY_BYTES_MIN:
         raise MemoryLimitError(
@@ -105,16 +109,18 @@ def check_kernel() -> None:
     memory_hierarchy()
 
 
-def check_disk(parent: Path, usage: Callable[[Path], object]) -> None:
+def check_disk(
+    parent: Path, usage: Callable[[Path], object], needed_bytes: int = DISK_BYTES_MIN
+) -> None:
     """Raises NotFoundError or SystemCallError unless `parent` has room."""
     if not parent.is_dir():
         raise NotFoundError(
             "there is no such directory", where=str(parent), mend="Name another with --dir."
         )
     free_bytes = int(getattr(usage(parent), "free"))  # noqa: B009 - shutil's tuple has no public name
-    if free_bytes < DISK_BYTES_MIN:
+    if free_bytes < needed_bytes:
         raise SystemCallError(
-            f"the demo needs {format_size_short(DISK_BYTES_MIN)} of disk space, and "
+            f"the demo needs {format_size_short(needed_bytes)} of disk space, and "
             f"{format_size_short(free_bytes)} are free",
             where=str(parent),
             mend="Free some, or name another directory with --dir.",

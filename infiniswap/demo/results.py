@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the three jobs did, as a table and as JSON, and whether that keeps the bounds."""
+"""What the jobs did, as a table and as JSON, and whether that keeps the bounds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from infiniswap.units import GIB, MIB, format_size_short
 
 UNLIMITED = "unlimited"
 INFINISWAP = "infiniswap"
+FAR = "far"
 DISK = "disk"
 
 
@@ -20,13 +21,14 @@ class Leg:
     """One run of the job; None where there is no such figure.
 
     Attributes:
-        name: UNLIMITED, INFINISWAP or DISK.
+        name: UNLIMITED, INFINISWAP, FAR or DISK.
         title: for the table.
         elapsed_s: of the job alone.
         limit_bytes: of its memory.
         anon_peak_bytes: highest anonymous memory, in RAM and swapped out.
-        page_in_bytes: read from the swap area.
-        page_out_bytes: written to the swap area.
+        page_in_bytes: read from the swap area, and brought back from far memory.
+        page_out_bytes: written to the swap area, and sent to far memory.
+        far_out_bytes: of what was written, what went as far memory.
         page_in_us_p50: of page-ins, at the front end.
         page_in_us_p99: likewise.
         page_in_us_mean: mean time of a read request on the disk.
@@ -52,6 +54,7 @@ class Leg:
     page_in_disk_bytes: int = 0
     page_in_chosen_bytes: int = 0
     other_swap_bytes: int = 0
+    far_out_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Floors:
 
     Attributes:
         anon_peak_bytes: of the job.
-        paged_bytes: in, and out.
+        paged_bytes: in, and out; with far memory, what must have gone far.
         donors_share: of the page-ins, what donors served, and what they had as well but the disk
             had sooner.
         donors_share_min: what they served in any case.
@@ -86,6 +89,7 @@ class Results:
         disk_reads_per_s: 4 KiB reads per second that the probe got from the disk.
         disk_writes_per_s: likewise.
         total_s: of all, with making the data.
+        no_far: why there is no leg with far memory; "" when there is one.
     """
 
     scale: str
@@ -95,6 +99,7 @@ class Results:
     disk_reads_per_s: float
     disk_writes_per_s: float
     total_s: float
+    no_far: str = ""
     floors: Floors = field(default_factory=Floors)
 
     def leg(self, name: str) -> Leg:
@@ -158,6 +163,12 @@ def failures(results: Results) -> list[str]:
                 f"only {format_size_short(count_bytes)} were paged {way} with infiniswap, not "
                 f"{format_size_short(floors.paged_bytes)}"
             )
+    far_bytes = floors.paged_bytes if results.no_far else results.leg(FAR).far_out_bytes
+    if far_bytes < floors.paged_bytes:
+        found.append(
+            f"only {format_size_short(far_bytes)} left as far memory, not "
+            f"{format_size_short(floors.paged_bytes)}"
+        )
     share = results.donors_share
     if share is not None and (
         share + results.chosen_share < floors.donors_share or share < floors.donors_share_min
@@ -198,7 +209,18 @@ def remarks(results: Results) -> list[str]:
                 f"During the {leg.name} job {format_size_short(leg.other_swap_bytes)} went to "
                 "other swap areas of this host; swap is host-wide, so some may be the job's."
             )
-    return found
+    return found + _about_far(results)
+
+
+def _about_far(results: Results) -> list[str]:
+    if results.no_far:
+        return [f"There was no job with far memory: {results.no_far}"]
+    leg = results.leg(FAR)
+    share = leg.far_out_bytes / leg.page_out_bytes if leg.page_out_bytes else 0.0
+    return [
+        f"With far memory {share:.1%} of what left went in blocks of 2 MiB, the rest as swap. Its "
+        "backup was on this machine's disk as fast as it is."
+    ]
 
 
 def as_json(results: Results, failed: Sequence[str]) -> dict[str, Any]:

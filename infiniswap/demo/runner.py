@@ -17,11 +17,14 @@ from infiniswap.demo.progress import Progress
 from infiniswap.errors import ConflictError, SystemCallError, from_oserror
 from infiniswap.system import loop
 from infiniswap.system.interrupts import Interrupted, Interrupts
+from infiniswap.system.userfault import far_refusal
 from infiniswap.units import GIB, MIB, format_size, format_size_short, round_up
 
 SCALE = "0.9"
 """TPC-H scale factor: the job then peaks at about 1.3 GiB of anonymous memory."""
 DEVICE_BYTES = 2 * GIB
+FAR_BYTES = 3 * GIB // 2
+"""Of each of the two areas in the job with far memory; its backup is as large as both."""
 SLAB_BYTES = 256 * MIB
 """Smaller than the default of 1G, so that the swapped pages spread over both donors."""
 POOL_BYTES = GIB
@@ -40,6 +43,25 @@ class Options:
     parent: Path = leftovers.WORK_DIR
     keep: bool = False
     scale: str = SCALE
+
+
+class Steps:
+    """Announces the jobs.
+
+    Args:
+        progress: says so.
+        count: how many jobs there will be.
+    """
+
+    def __init__(self, progress: Progress, count: int) -> None:
+        self.progress = progress
+        self._count = count
+        self._number = 0
+
+    def say(self, text: str) -> None:
+        """The next job."""
+        self._number += 1
+        self.progress.say(f"job {self._number} of {self._count}: {text}")
 
 
 def run(options: Options) -> results.Results:
@@ -98,9 +120,11 @@ def _run(
         _make_work(record)
     source = _prepare_data(options, record, progress)
     config = _write_config(record)
-    stage = legs.Stage(record, interrupts, source, config, DEVICE_BYTES, SLAB_BYTES)
+    stage = legs.Stage(record, interrupts, source, config, DEVICE_BYTES, FAR_BYTES, SLAB_BYTES)
 
-    progress.say("job 1 of 3: as much memory as it wants")
+    no_far = far_refusal() or ""
+    steps = Steps(progress, 3 if no_far else 4)
+    steps.say("as much memory as it wants")
     first = legs.unlimited(stage)
     progress.say(
         f"  {first.elapsed_s:.1f} s, anonymous memory peaked at "
@@ -109,20 +133,23 @@ def _run(
     limit_bytes = round_up(first.anon_peak_bytes // 2, MIB)
 
     disk, speed = _make_volume(record, interrupts, progress)
-    second, served = _infiniswap_leg(stage, limit_bytes, disk, progress)
+    ours, served = _infiniswap_legs(stage, limit_bytes, disk, steps, with_far=not no_far)
+    if no_far:
+        progress.say(f"no job with far memory: {no_far}")
 
     what = "this machine's disk" if disk.not_limited else "the cloud volume"
-    progress.say(f"job 3 of 3: {format_size(limit_bytes)} of memory, swap on {what}")
-    third = legs.with_disk(stage, limit_bytes, disk)
-    _say_leg(progress, third)
+    steps.say(f"{format_size(limit_bytes)} of memory, swap on {what}")
+    last = legs.with_disk(stage, limit_bytes, disk)
+    _say_leg(progress, last)
     return results.Results(
         scale=options.scale,
-        legs=(first, second, third),
+        legs=(first, *ours, last),
         donors=served,
         throttle=disk.not_limited,
         disk_reads_per_s=speed.reads_per_s,
         disk_writes_per_s=speed.writes_per_s,
         total_s=progress.elapsed_s,
+        no_far=no_far,
     )
 
 
@@ -191,15 +218,17 @@ def _make_volume(
     )
     if disk.not_limited:
         progress.say(
-            f"  NOT as slow as a cloud volume: {disk.not_limited}. Job 3 swaps to this machine's "
-            "disk as fast as it is, and infiniswap's backup lies there too"
+            f"  NOT as slow as a cloud volume: {disk.not_limited}. The last job swaps to this "
+            "machine's disk as fast as it is, and infiniswap's backup lies there too"
         )
     return disk, speed
 
 
-def _infiniswap_leg(
-    stage: legs.Stage, limit_bytes: int, disk: volume.Volume, progress: Progress
-) -> tuple[results.Leg, tuple[Served, ...]]:
+def _infiniswap_legs(
+    stage: legs.Stage, limit_bytes: int, disk: volume.Volume, steps: Steps, *, with_far: bool
+) -> tuple[list[results.Leg], tuple[Served, ...]]:
+    """The legs on donors, and what these served in the first of them."""
+    progress = steps.progress
     progress.say(
         f"starting {len(NAMES)} donors, each a daemon that lends up to "
         f"{format_size_short(POOL_BYTES)}"
@@ -212,24 +241,26 @@ def _infiniswap_leg(
             donor.await_ready()
         before = [donor.served() for donor in donors]
         addresses = [donor.address for donor in donors]
-        progress.say(
-            f"job 2 of 3: infiniswap run --local {format_size(limit_bytes)} --donors "
-            f"{','.join(map(str, addresses))} --backup {disk.device.path} -- python job.py"
-        )
-        leg = legs.with_infiniswap(stage, limit_bytes, addresses, disk)
+        common = f"--local {format_size(limit_bytes)} --donors {','.join(map(str, addresses))}"
+        steps.say(f"infiniswap run {common} --backup {disk.device.path} -- python job.py")
+        found = [legs.with_infiniswap(stage, limit_bytes, addresses, disk)]
         served = tuple(
             Served(now.name, now.read_bytes - was.read_bytes, now.write_bytes - was.write_bytes)
             for now, was in zip([donor.served() for donor in donors], before, strict=True)
         )
+        _say_leg(progress, found[0])
+        progress.say(
+            "  by the donors' own counters they served "
+            + ", ".join(f"{format_size_short(donor.read_bytes)} ({donor.name})" for donor in served)
+        )
+        if with_far:
+            steps.say(f"infiniswap run --paging far {common} -- python job.py")
+            found.append(legs.with_far_memory(stage, limit_bytes, addresses))
+            _say_leg(progress, found[1])
     finally:
         with stage.interrupts.hold():
             stop_all(donors)
-    _say_leg(progress, leg)
-    progress.say(
-        "  by the donors' own counters they served "
-        + ", ".join(f"{format_size_short(donor.read_bytes)} ({donor.name})" for donor in served)
-    )
-    return leg, served
+    return found, served
 
 
 def _say_leg(progress: Progress, leg: results.Leg) -> None:

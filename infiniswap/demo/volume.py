@@ -2,9 +2,9 @@
 """A disk as slow as a common cloud volume: a loop device over a file, limited by the kernel.
 
 The kernel lets swap-out pass a limit on the very device that is swapped to (it must not hold up
-the freeing of memory). So the swap area of the third job lies on a second loop device over this
-one: what arrives here is ordinary I/O, which is limited in both directions. The second job has its
-backup on this same device.
+the freeing of memory). So the swap area of the last job lies on a second loop device over this
+one: what arrives here is ordinary I/O, which is limited in both directions. The job with infiniswap
+has its backup on this same device, the one with far memory has it on the disk as it is.
 """
 
 from __future__ import annotations

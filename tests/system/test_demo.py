@@ -18,11 +18,13 @@ from support.devices.cluster import NEEDS_SWAP, until
 
 from infiniswap.demo import data, leftovers
 from infiniswap.demo.leftovers import PREFIX, RUN_DIR, WORK_DIR
+from infiniswap.demo.results import DISK, FAR, INFINISWAP, UNLIMITED
 from infiniswap.device.spec.rundir import running_names
 from infiniswap.errors import ConflictError
 from infiniswap.system import loop, swap
 from infiniswap.system.memory import memory_hierarchy
 from infiniswap.system.throttle import blkio_root
+from infiniswap.system.userfault import far_refusal
 from infiniswap.units import GIB, MIB
 
 pytestmark = [*NEEDS_SWAP, pytest.mark.requires_tool("setpriv")]
@@ -30,11 +32,25 @@ if importlib.util.find_spec("pandas") is None or data.generator() is None:
     pytest.skip("needs the demo extra", allow_module_level=True)
 
 WAIT_S = 240.0
+NEEDS_FAR = (
+    pytest.mark.full,
+    pytest.mark.skipif(far_refusal() is not None, reason=f"needs far memory: {far_refusal()}"),
+)
 SMALL = """
 from infiniswap.demo import runner
-runner.run(runner.Options(scale="0.1"))
+runner.run(runner.Options(scale="0.2"))
 """
-"""A demo of a ninth of the size: below its floors, which only the command checks."""
+"""A demo of a quarter of the size, half of whose memory is enough for far memory. It is below the
+floors, which only the command checks."""
+
+
+LINES = {
+    UNLIMITED: ": as much memory as it wants",
+    INFINISWAP: ": infiniswap run --local",
+    FAR: ": infiniswap run --paging far",
+    DISK: " of memory, swap on ",
+}
+"""In the line that announces a leg."""
 
 
 def demo_processes() -> list[str]:
@@ -122,12 +138,15 @@ def test_the_demo_shows_what_it_promises(tmp_path: Path, host_before: set[str]) 
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())
     assert found["ok"] is True
-    unlimited, paged, disk = found["legs"]
+    by_name = {leg["name"]: leg for leg in found["legs"]}
+    unlimited, paged, disk = (by_name[name] for name in (UNLIMITED, INFINISWAP, DISK))
     assert unlimited["anon_peak_bytes"] >= 768 * MIB
     assert paged["limit_bytes"] <= unlimited["anon_peak_bytes"] // 2 + MIB
-    assert disk["limit_bytes"] == paged["limit_bytes"]
+    assert (FAR in by_name) == (found["no_far"] == "") == (far_refusal() is None)
+    for leg in found["legs"][1:]:
+        assert leg["limit_bytes"] == paged["limit_bytes"]
+        assert leg["output"] == unlimited["output"]
     assert min(paged["page_in_bytes"], paged["page_out_bytes"]) >= GIB // 4
-    assert unlimited["output"] == paged["output"] == disk["output"]
     assert len(unlimited["output"]) == 3
     served = sum(donor["read_bytes"] for donor in found["donors"])
     assert served >= 0.8 * paged["page_in_bytes"] - paged["page_in_chosen_bytes"]
@@ -136,7 +155,10 @@ def test_the_demo_shows_what_it_promises(tmp_path: Path, host_before: set[str]) 
     assert disk["page_out_bytes"] > 0
     if blkio_root() is not None:
         assert found["throttle"] == ""
-    assert "The three outputs are identical." in done.stdout
+    if FAR in by_name:
+        far = by_name[FAR]
+        assert GIB // 4 <= far["far_out_bytes"] <= far["page_out_bytes"]
+    assert f"All {len(by_name)} outputs are identical." in done.stdout
     assert {area.path for area in swap.active_areas()} - areas_before == set()
     assert_nothing_left(host_before)
 
@@ -144,7 +166,7 @@ def test_the_demo_shows_what_it_promises(tmp_path: Path, host_before: set[str]) 
 def leg_runs(leg: str) -> bool:
     """Whether the job of this leg has its memory limit by now."""
     top = memory_hierarchy().mount_point
-    if leg == "infiniswap":
+    if leg in (INFINISWAP, FAR):
         own = [line for line in demo_processes() if "job.py" in line and " run " not in line]
         return bool(running_names(RUN_DIR / "devices")) and bool(own)
     return any((path / "cgroup.procs").read_text() for path in top.glob(f"{PREFIX}*-{leg}"))
@@ -156,7 +178,7 @@ def start_small(leg: str, log: Path) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             [sys.executable, "-c", SMALL], stdout=output, stderr=subprocess.STDOUT
         )
-    line = {"infiniswap": "job 2 of 3", "disk": "job 3 of 3", "unlimited": "job 1 of 3"}[leg]
+    line = LINES[leg]
 
     def reached() -> bool:
         assert process.poll() is None, log.read_text()
@@ -177,9 +199,10 @@ def start_small(leg: str, log: Path) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize(
     ("leg", "number"),
     [
-        ("infiniswap", signal.SIGINT),
-        pytest.param("unlimited", signal.SIGHUP, marks=pytest.mark.full),
-        pytest.param("disk", signal.SIGTERM, marks=pytest.mark.full),
+        (INFINISWAP, signal.SIGINT),
+        pytest.param(UNLIMITED, signal.SIGHUP, marks=pytest.mark.full),
+        pytest.param(FAR, signal.SIGINT, marks=NEEDS_FAR),
+        pytest.param(DISK, signal.SIGTERM, marks=pytest.mark.full),
     ],
 )
 def test_a_demo_that_is_interrupted_leaves_nothing(
@@ -194,7 +217,14 @@ def test_a_demo_that_is_interrupted_leaves_nothing(
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("leg", ["infiniswap", pytest.param("disk", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "leg",
+    [
+        INFINISWAP,
+        pytest.param(FAR, marks=NEEDS_FAR),
+        pytest.param(DISK, marks=pytest.mark.full),
+    ],
+)
 def test_what_a_killed_demo_left_is_removed_by_the_next(
     tmp_path: Path, host_before: set[str], leg: str
 ) -> None:
@@ -204,7 +234,7 @@ def test_what_a_killed_demo_left_is_removed_by_the_next(
     assert any(left().values())
     # The next one, interrupted as soon as it has begun.
     log = tmp_path / "next"
-    again = start_small("unlimited", log)
+    again = start_small(UNLIMITED, log)
     assert "removing what an earlier demo left behind" in log.read_text()
     again.send_signal(signal.SIGINT)
     assert again.wait(WAIT_S) == 128 + signal.SIGINT, log.read_text()

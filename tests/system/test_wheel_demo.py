@@ -111,9 +111,10 @@ def test_a_fresh_system_installs_the_wheel_and_runs_the_demo(
     # How much the donors have to serve is for the demo's own test, on a host that is idle.
     assert done.returncode in (0, CheckFailedError.exit_code), done.stdout + done.stderr
     found = json.loads((fresh.root / "results.json").read_text())
-    unlimited, paged, disk = found["legs"]
-    assert unlimited["output"] == paged["output"] == disk["output"]
-    assert len(unlimited["output"]) == 3
+    outputs = [leg["output"] for leg in found["legs"]]
+    assert len(outputs) == (3 if found["no_far"] else 4)
+    assert all(output == outputs[0] for output in outputs)
+    assert len(outputs[0]) == 3
     assert all(donor["write_bytes"] > 0 for donor in found["donors"])
     assert sum(donor["read_bytes"] for donor in found["donors"]) > 0
     mounted = Path("/proc/self/mounts").read_text()

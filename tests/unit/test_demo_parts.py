@@ -15,6 +15,7 @@ from support.machine.ran import ran
 
 from infiniswap import extras
 from infiniswap.demo import children, data, legs, requirements, volume
+from infiniswap.demo.results import FAR, Leg
 from infiniswap.errors import (
     DeadlineError,
     NotFoundError,
@@ -70,6 +71,8 @@ def test_a_full_disk_and_a_missing_directory_are_told(tmp_path: Path) -> None:
     with pytest.raises(SystemCallError, match="--dir"):
         requirements.check_disk(tmp_path, lambda path: SimpleNamespace(free=GIB))
     requirements.check_disk(tmp_path, lambda path: SimpleNamespace(free=4 * GIB))
+    with pytest.raises(SystemCallError, match=r"needs 7\.00 GiB .* 4\.00 GiB are free"):
+        requirements.check_disk(tmp_path, lambda path: SimpleNamespace(free=4 * GIB), 7 * GIB)
 
 
 @pytest.mark.requires_unprivileged
@@ -199,6 +202,36 @@ def test_disk_statistics_are_read_in_bytes() -> None:
     for bad in ("", "1 2 3", "a b c d e f g"):
         with pytest.raises(SystemCallError):
             legs.parse_disk_stat(bad)
+
+
+SUMMARY = {
+    "elapsed_s": 9.0,
+    "anon_peak_bytes": GIB,
+    "page_in_bytes": 400,
+    "page_out_bytes": 500,
+    "page_in_us_p50": 30.0,
+    "page_in_us_p99": 90.0,
+    "page_in_staging_bytes": 5,
+    "page_in_backup_bytes": 20,
+    "page_in_backup_why": {"quicker": 8, "measured": 2, "error": 10},
+    "other_swap_bytes": 1,
+    "far": None,
+}
+
+
+@pytest.mark.parametrize(("far", "out_bytes"), [(None, 0), ({"out_bytes": 480}, 480)])
+def test_a_leg_has_the_figures_of_its_runs_summary(far: object, out_bytes: int) -> None:
+    leg = legs.measured(Leg(FAR, "far memory", GIB // 2), {**SUMMARY, "far": far})
+    assert (leg.elapsed_s, leg.limit_bytes, leg.far_out_bytes) == (9.0, GIB // 2, out_bytes)
+    assert (leg.page_in_bytes, leg.page_out_bytes, leg.other_swap_bytes) == (400, 500, 1)
+    assert (leg.page_in_disk_bytes, leg.page_in_chosen_bytes) == (20, 10)
+
+
+def test_a_summary_that_lacks_a_figure_is_refused() -> None:
+    for name in SUMMARY:
+        rest = {key: value for key, value in SUMMARY.items() if key != name}
+        with pytest.raises(SystemCallError, match=f"has no '{name}'"):
+            legs.measured(Leg(FAR, "far memory"), rest)
 
 
 def test_a_data_set_counts_only_when_it_is_whole(tmp_path: Path) -> None:

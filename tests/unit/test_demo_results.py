@@ -13,7 +13,7 @@ from rich.console import Console
 
 from infiniswap.demo import results
 from infiniswap.demo.donors import Served
-from infiniswap.demo.results import DISK, INFINISWAP, UNLIMITED, Leg, Results
+from infiniswap.demo.results import DISK, FAR, INFINISWAP, UNLIMITED, Leg, Results
 from infiniswap.units import GIB, MIB
 
 OUTPUT = {"lines": "aa", "totals": "bb"}
@@ -30,6 +30,7 @@ def leg(name: str, **changes: Any) -> Leg:
         page_in_bytes=800 * MIB if limited else 0,
         page_out_bytes=900 * MIB if limited else 0,
         output=OUTPUT,
+        far_out_bytes=880 * MIB if name == FAR else 0,
         page_in_us_p50=49.0 if name == INFINISWAP else None,
         page_in_us_p99=3408.0 if name == INFINISWAP else None,
         page_in_us_mean=424.4 if name == DISK else None,
@@ -40,7 +41,7 @@ def leg(name: str, **changes: Any) -> Leg:
 def demo(**changes: Any) -> Results:
     made = Results(
         scale="1",
-        legs=(leg(UNLIMITED), leg(INFINISWAP), leg(DISK)),
+        legs=(leg(UNLIMITED), leg(INFINISWAP), leg(FAR), leg(DISK)),
         donors=(Served("donor-1", 400 * MIB, 500 * MIB), Served("donor-2", 380 * MIB, 420 * MIB)),
         throttle="",
         disk_reads_per_s=3000.0,
@@ -70,6 +71,7 @@ def test_a_demo_at_or_above_its_floors_passes() -> None:
         legs=(
             leg(UNLIMITED, anon_peak_bytes=768 * MIB),
             leg(INFINISWAP, page_in_bytes=GIB // 4, page_out_bytes=GIB // 4),
+            leg(FAR),
             leg(DISK),
         ),
         donors=(Served("donor-1", GIB // 5, 0), Served("donor-2", 1, 0)),
@@ -88,6 +90,9 @@ def test_a_demo_at_or_above_its_floors_passes() -> None:
         (leg(INFINISWAP, page_in_bytes=0), "only 0 B were paged in with infiniswap"),
         (leg(INFINISWAP, page_out_bytes=255 * MIB), "only 255 MiB were paged out with"),
         (leg(DISK, page_in_bytes=0, page_out_bytes=0), ""),
+        (leg(FAR, far_out_bytes=GIB // 4), ""),
+        (leg(FAR, far_out_bytes=255 * MIB), "only 255 MiB left as far memory, not 256 MiB"),
+        (leg(FAR, output={**OUTPUT, "totals": "cc"}), "the output of the far job differs: totals"),
         (leg(INFINISWAP, output={**OUTPUT, "totals": "cc"}), "infiniswap job differs: totals"),
         (
             leg(DISK, output={**OUTPUT, "totals": "cc"}),
@@ -126,13 +131,13 @@ def test_donors_need_not_serve_what_the_disk_had_sooner_but_half_in_any_case() -
 
 def test_what_did_not_come_from_donors_is_told() -> None:
     told = with_leg(leg(INFINISWAP, page_in_staging_bytes=16 * MIB, page_in_disk_bytes=8 * MIB))
-    assert results.remarks(told) == [
+    assert results.remarks(told)[0] == (
         "With infiniswap 16.0 MiB were paged in again before they had left this host, and "
         "8.00 MiB came from its disk."
-    ]
+    )
     assert results.as_json(told, [])["disk_share"] == pytest.approx(0.01)
     sooner = leg(INFINISWAP, page_in_disk_bytes=8 * MIB, page_in_chosen_bytes=2 * MIB)
-    (remark,) = results.remarks(with_leg(sooner))
+    remark = results.remarks(with_leg(sooner))[0]
     assert remark.endswith("came from its disk (2.00 MiB because it was the quicker source).")
 
 
@@ -148,6 +153,7 @@ def test_the_table_has_every_figure() -> None:
     for name, figures in (
         (UNLIMITED, "no limit|1.00 x"),
         (INFINISWAP, "30.0 s|1.50 x|1.25 GiB|900 MiB|800 MiB|97.5%|p50 49 µs, p99 3.41 ms"),
+        (FAR, "30.0 s|1.50 x|1.25 GiB|900 MiB|800 MiB"),
         (DISK, "mean 424 µs"),
     ):
         for figure in figures.split("|"):
@@ -156,10 +162,23 @@ def test_the_table_has_every_figure() -> None:
 
 
 def test_what_a_reader_must_know_is_said() -> None:
-    assert results.remarks(demo()) == []
+    assert results.remarks(demo()) == [
+        "With far memory 97.8% of what left went in blocks of 2 MiB, the rest as swap. Its backup "
+        "was on this machine's disk as fast as it is."
+    ]
     assert "no limits" in results.remarks(demo(throttle="no limits here"))[0]
     elsewhere = with_leg(leg(INFINISWAP, other_swap_bytes=5 * MIB))
     assert "5.00 MiB" in results.remarks(elsewhere)[0]
+
+
+def test_a_host_without_far_memory_has_no_such_leg_and_says_why() -> None:
+    legs = tuple(one for one in demo().legs if one.name != FAR)
+    found = demo(legs=legs, no_far="Linux 6.1 cannot move pages. Use Linux 7.0.")
+    assert results.failures(found) == []
+    assert results.remarks(found) == [
+        "There was no job with far memory: Linux 6.1 cannot move pages. Use Linux 7.0."
+    ]
+    assert results.as_json(found, [])["no_far"].startswith("Linux 6.1")
 
 
 def test_json_holds_all_and_the_judgement() -> None:
@@ -167,7 +186,7 @@ def test_json_holds_all_and_the_judgement() -> None:
     assert data["ok"] is False
     assert data["failures"] == ["bad"]
     assert data["donors_share"] == pytest.approx(0.975)
-    assert [entry["name"] for entry in data["legs"]] == [UNLIMITED, INFINISWAP, DISK]
+    assert [entry["name"] for entry in data["legs"]] == [UNLIMITED, INFINISWAP, FAR, DISK]
     assert data["legs"][1]["page_out_bytes"] == 900 * MIB
     donor = {"name": "donor-1", "read_bytes": 400 * MIB, "write_bytes": 500 * MIB}
     assert data["donors"][0] == donor
