@@ -237,9 +237,10 @@ void iswf_need(int64_t pages);
 /* -------------------------------------------------------- allocations (arena.c) */
 
 /* NULL: there is no room. It is zeros. */
-char *iswf_take(size_t bytes, size_t align);
+char *iswf_take(size_t bytes, size_t align, bool is_mapping);
 /* The size of the allocation that begins there, in pages; 0: none does. No lock. */
 uint32_t iswf_size_of(const void *at);
+uint32_t iswf_size_of_mapping(const void *at); /* the same, of one that was taken as a mapping */
 void iswf_give(char *at);
 /* In place: false when there is no room behind it. */
 bool iswf_resize(char *at, size_t bytes);

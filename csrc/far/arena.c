@@ -12,6 +12,8 @@
 #include "far/real.h"
 
 #define EXTENTS_MAX (1u << 17)
+/* Another allocator may give its own pointers to what begins there: they are not ours to free. */
+#define MAPPED (1u << 31)
 
 struct extent {
 	uint32_t first, pages;
@@ -19,7 +21,7 @@ struct extent {
 
 static struct extent *extents;
 static uint32_t extents_count, arena_pages;
-static uint32_t *sizes; /* by first page */
+static uint32_t *sizes; /* by first page, in pages; of a mapping with MAPPED */
 
 #define A (&iswf_agent)
 
@@ -246,6 +248,11 @@ static uint32_t pages_of(size_t bytes)
 	return pages > arena_pages ? arena_pages + 1 : (uint32_t)pages;
 }
 
+static uint32_t end_of(uint32_t first)
+{
+	return first + (sizes[first] & ~MAPPED);
+}
+
 /* The first page of the allocation that this page is in; ISWF_NONE. */
 static uint32_t owner_of(uint32_t page)
 {
@@ -253,31 +260,33 @@ static uint32_t owner_of(uint32_t page)
 
 	while (owner > 0 && sizes[owner] == 0)
 		owner--;
-	return owner + sizes[owner] > page ? owner : ISWF_NONE;
+	return end_of(owner) > page ? owner : ISWF_NONE;
 }
 
 /* Pages [first, end) belong to no allocation; what is left behind them is one of its own. */
 static void forget(uint32_t first, uint32_t end)
 {
-	uint32_t owner = owner_of(first), behind = 0;
+	uint32_t owner = owner_of(first), behind = 0, mapped = 0;
 
 	if (owner != ISWF_NONE && owner < first) {
-		behind = owner + sizes[owner];
-		sizes[owner] = first - owner;
+		behind = end_of(owner);
+		mapped = sizes[owner] & MAPPED;
+		sizes[owner] = (first - owner) | mapped;
 	}
 	for (uint32_t page = first; page < end; page++) {
 		if (sizes[page] == 0)
 			continue;
-		behind = page + sizes[page];
+		behind = end_of(page);
+		mapped = sizes[page] & MAPPED;
 		sizes[page] = 0;
 	}
 	if (behind > end)
-		sizes[end] = behind - end;
+		sizes[end] = (behind - end) | mapped;
 }
 
 /* ------------------------------------------------------------ allocations */
 
-char *iswf_take(size_t bytes, size_t align)
+char *iswf_take(size_t bytes, size_t align, bool is_mapping)
 {
 	uint32_t pages = pages_of(bytes), first = 0, i;
 	uint32_t align_pages = align > ISWF_PAGE_BYTES ? (uint32_t)(align / ISWF_PAGE_BYTES) : 1;
@@ -298,17 +307,32 @@ char *iswf_take(size_t bytes, size_t align)
 		return NULL;
 	}
 	carve(i, first, pages);
-	sizes[first] = pages;
+	sizes[first] = pages | (is_mapping ? MAPPED : 0);
 	(void)in_blocks(first, first + pages, become_live);
 	pthread_mutex_unlock(&A->lock);
 	return at_page(first);
 }
 
-uint32_t iswf_size_of(const void *at)
+/* With MAPPED; 0: none begins there. */
+static uint32_t size_at(const void *at)
 {
 	if (!iswf_is_ours(at) || (uintptr_t)at % ISWF_PAGE_BYTES != 0)
 		return 0;
 	return sizes[page_of(at)];
+}
+
+uint32_t iswf_size_of(const void *at)
+{
+	uint32_t size = size_at(at);
+
+	return size & MAPPED ? 0 : size;
+}
+
+uint32_t iswf_size_of_mapping(const void *at)
+{
+	uint32_t size = size_at(at);
+
+	return size & MAPPED ? size & ~MAPPED : 0;
 }
 
 void iswf_give(char *at)
@@ -324,13 +348,14 @@ void iswf_give(char *at)
 
 bool iswf_resize(char *at, size_t bytes)
 {
-	uint32_t first = page_of(at), pages = pages_of(bytes), old, i;
+	uint32_t first = page_of(at), pages = pages_of(bytes), mapped, old, i;
 	bool done = true;
 
 	pthread_mutex_lock(&A->lock);
-	old = sizes[first];
+	mapped = sizes[first] & MAPPED;
+	old = sizes[first] & ~MAPPED;
 	if (pages < old) {
-		sizes[first] = pages;
+		sizes[first] = pages | mapped;
 		free_pages(first + pages, first + old);
 	} else if (pages > old) {
 		i = extent_after(first + old);
@@ -338,7 +363,7 @@ bool iswf_resize(char *at, size_t bytes)
 		       extents[i].pages >= pages - old;
 		if (done) {
 			carve(i, first + old, pages - old);
-			sizes[first] = pages;
+			sizes[first] = pages | mapped;
 			(void)in_blocks(first + old, first + pages, become_live);
 		}
 	}

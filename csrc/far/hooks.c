@@ -137,7 +137,7 @@ static int errand(enum iswf_errand what, void *at, size_t bytes)
 	return iswf_do_errand(what, at, bytes, ISWF_WHYS);
 }
 
-static void *take(size_t bytes, size_t align)
+static void *take(size_t bytes, size_t align, bool is_mapping)
 {
 	sigset_t all, before;
 	char *at;
@@ -146,7 +146,7 @@ static void *take(size_t bytes, size_t align)
 		return NULL;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	at = iswf_take(bytes, align);
+	at = iswf_take(bytes, align, is_mapping);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return at;
 }
@@ -160,10 +160,11 @@ static void *take_large(size_t bytes, size_t align)
 	}
 	if (align > ISWF_BLOCK_BYTES || (align & (align - 1)) != 0)
 		return NULL;
-	return is_on() ? take(bytes, align) : NULL;
+	return is_on() ? take(bytes, align, false) : NULL;
 }
 
-/* 0: it is no allocation of ours. The kernel's memory may lie in a hole of the arena. */
+/* 0: it is no allocation of ours. The kernel's memory may lie in a hole of the arena, and another
+ * allocator's first allocation where its mapping begins. */
 static size_t size_of(const void *at)
 {
 	return (size_t)iswf_size_of(at) * ISWF_PAGE_BYTES;
@@ -355,7 +356,7 @@ EXPORT void *mmap(void *at, size_t bytes, int prot, int flags, int fd, off_t off
 		/* An allocator may be in the middle of something: not a place to begin at (F9). */
 		if (!has_agent())
 			(void)atomic_compare_exchange_strong(&iswf_phase, &off, ISWF_WANTED);
-		else if ((taken = take(bytes, ISWF_BLOCK_BYTES)) != NULL)
+		else if ((taken = take(bytes, ISWF_BLOCK_BYTES, true)) != NULL)
 			return taken;
 	}
 	if ((flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) == MAP_FIXED)
@@ -408,7 +409,7 @@ EXPORT int munmap(void *at, size_t bytes)
 	return NEXT->munmap(at, bytes);
 }
 
-/* A whole allocation, which the agent moves. */
+/* A whole mapping, which the agent moves. */
 static void *remap(void *at, size_t old, size_t bytes, int flags)
 {
 	void *now;
@@ -437,7 +438,8 @@ EXPORT void *mremap(void *at, size_t old, size_t bytes, int flags, ...)
 	va_end(more);
 	if (bytes == 0 || old == 0)
 		return NEXT->mremap(at, old, bytes, flags, to);
-	if (!(flags & ~MREMAP_MAYMOVE) && has_agent() && size_of(at) == pages_bytes(old))
+	if (!(flags & ~MREMAP_MAYMOVE) && has_agent() &&
+	    (size_t)iswf_size_of_mapping(at) * ISWF_PAGE_BYTES == pages_bytes(old))
 		return remap(at, old, bytes, flags);
 	/* A part of a mapping, or one over which something else is laid: the kernel's affair. */
 	give_up(ISWF_LAY_OVER, at, old, ISWF_WHY_MOVED);

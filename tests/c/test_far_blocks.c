@@ -625,14 +625,17 @@ static void allocate(void)
 {
 	size_t bytes = below(3) ? 2 * ISWF_BLOCK_BYTES / (1 + below(3)) : 1 + below(1 << 20);
 	uint32_t i = below(ALLOCS), first, pages;
+	bool is_mapping = below(2);
 	char *at;
 
 	if (allocs[i].pages != 0 ||
-	    (at = iswf_take(bytes, below(2) ? 0 : ISWF_BLOCK_BYTES)) == NULL)
+	    (at = iswf_take(bytes, below(2) ? 0 : ISWF_BLOCK_BYTES, is_mapping)) == NULL)
 		return;
 	CHECK(range_of(at, &first) == &arena);
 	pages = (uint32_t)((bytes + ISWF_PAGE_BYTES - 1) / ISWF_PAGE_BYTES);
-	CHECK_EQ(iswf_size_of(at), pages);
+	/* Where a mapping begins another allocator's first allocation may be. */
+	CHECK_EQ(iswf_size_of(at), is_mapping ? 0 : pages);
+	CHECK_EQ(iswf_size_of_mapping(at), is_mapping ? pages : 0);
 	CHECK_EQ(iswf_size_of(at + 16), 0); /* the kernel's own allocator may be there */
 	for (uint32_t page = first; page < first + pages; page++) {
 		CHECK(!model[page].owned && !model[page].foreign);
@@ -917,7 +920,7 @@ static void begin_far(void)
 	calm = true;
 	places = BLOCKS;
 	begin();
-	at = iswf_take((size_t)PAGES * ISWF_PAGE_BYTES, 0);
+	at = iswf_take((size_t)PAGES * ISWF_PAGE_BYTES, 0, true);
 	CHECK(at == arena.at);
 	for (uint32_t page = 0; page < PAGES; page++)
 		model[page].owned = true;
@@ -1001,6 +1004,27 @@ static void read_ahead_needs_room_and_is_given_up_unsent(void)
 	end_ranges();
 }
 
+/* What is left of a mapping is one, too: who unmapped a part of it may use the rest for anything.
+ */
+static void parts_of_mappings_are_no_allocations(void)
+{
+	char *at;
+
+	begin();
+	at = iswf_take(8 * ISWF_PAGE_BYTES, 0, true);
+	CHECK(at != NULL);
+	for (uint32_t page = 0; page < 8; page++)
+		model[page].changes = true;
+	CHECK_EQ(iswf_unmap(at + 2 * ISWF_PAGE_BYTES, ISWF_PAGE_BYTES), 0);
+	CHECK_EQ(iswf_size_of_mapping(at), 2);
+	CHECK_EQ(iswf_size_of_mapping(at + 3 * ISWF_PAGE_BYTES), 5);
+	CHECK(iswf_resize(at + 3 * ISWF_PAGE_BYTES, 4 * ISWF_PAGE_BYTES));
+	CHECK_EQ(iswf_size_of_mapping(at + 3 * ISWF_PAGE_BYTES), 4);
+	CHECK_EQ(iswf_size_of(at), 0);
+	CHECK_EQ(iswf_size_of(at + 3 * ISWF_PAGE_BYTES), 0);
+	end_ranges();
+}
+
 int main(int argc, char **argv)
 {
 	uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;
@@ -1013,6 +1037,7 @@ int main(int argc, char **argv)
 	the_next_block_of_a_row_comes_before_its_fault(false);
 	read_ahead_needs_room_and_is_given_up_unsent();
 	a_block_that_is_home_as_a_whole_leaves_first();
+	parts_of_mappings_are_no_allocations();
 	for (uint64_t seed = first; seed < first + seeds; seed++) {
 		printf("seed %llu\n", (unsigned long long)seed);
 		fflush(stdout);
