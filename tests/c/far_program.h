@@ -11,6 +11,8 @@
 
 #include "check.h"
 
+extern char **environ;
+
 #define JOB_FD  600
 #define UFFD_FD 601
 
@@ -19,12 +21,22 @@ struct job {
 	int says; /* its standard output */
 };
 
+#define VARIABLES_MAX 1000u
+
+/* Ours first: of two variables of one name programs see the first. */
+static inline void add_environment(char *env[], size_t count)
+{
+	for (size_t i = 0; environ[i] != NULL && count < VARIABLES_MAX; i++)
+		env[count++] = environ[i];
+	env[count] = NULL;
+}
+
 /* The program believes that it is in that cgroup. job_end: of the job's socket pair. */
 static inline struct job start_program(const char *path, char *argv[], const char *cgroup,
 				       int job_end)
 {
 	int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC), out[2];
-	char wish[256], preload[4096], *env[] = {wish, preload, NULL};
+	char wish[256], preload[4096], *env[VARIABLES_MAX + 1] = {wish, preload};
 	posix_spawn_file_actions_t actions;
 	struct job job;
 
@@ -37,7 +49,8 @@ static inline struct job start_program(const char *path, char *argv[], const cha
 	if (device >= 0)
 		posix_spawn_file_actions_adddup2(&actions, device, UFFD_FD);
 	posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
-	CHECK_EQ(posix_spawn(&job.pid, path, &actions, NULL, argv, env), 0);
+	add_environment(env, 2);
+	CHECK_EQ(posix_spawnp(&job.pid, path, &actions, NULL, argv, env), 0);
 	posix_spawn_file_actions_destroy(&actions);
 	close(out[1]);
 	if (device >= 0)

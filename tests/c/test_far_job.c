@@ -5,9 +5,14 @@
  * files that say so, and so evicts all that it can all the time; no limit is in force.
  *
  *     test_far_job [SEED [CASE [NUMBER]]]
+ *     test_far_job run PROGRAM [ARGUMENT...]
+ *
+ * The second form runs any program so, with pauses in which nothing leaves, and ends with its exit
+ * code.
  */
 #include <errno.h>
 #include <linux/userfaultfd.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/ioctl.h>
@@ -26,9 +31,8 @@
 #define GO_FD      606
 #define SERVED_FD  607
 #define LIMIT      (256 * MIB)
+#define TURN_MS    40
 #define STATISTICS "total_inactive_file 0\ntotal_active_file 0\ntotal_workingset_refault_file 0\n"
-
-extern char **environ;
 
 static char directory[64];
 
@@ -197,6 +201,48 @@ static void a_killed_job_leaves_nothing(void)
 	CHECK(WIFSIGNALED(end_of(&job)));
 	end_device(&d);
 }
+
+/* ------------------------------------------------------------------- any program */
+
+/* Until nobody has the other end: what leaves and comes back is used in between. */
+static void pass_on(int says)
+{
+	struct pollfd ready = {.fd = says, .events = POLLIN};
+	char bytes[65536];
+
+	for (uint32_t turn = 0;; turn++) {
+		ssize_t got;
+
+		write_usage(turn % 2 == 0 ? LIMIT - 16 * MIB : LIMIT - 96 * MIB);
+		if (poll(&ready, 1, TURN_MS) == 0)
+			continue;
+		got = read(says, bytes, sizeof(bytes));
+		if (got <= 0)
+			return;
+		CHECK_EQ(fwrite(bytes, 1, (size_t)got, stdout), (size_t)got);
+	}
+}
+
+static int run_program(char *argv[])
+{
+	struct device d;
+	struct isw_engine_stats stats;
+	struct job job;
+	int status;
+
+	start_device(&d);
+	job = start_program(argv[0], argv, directory, d.job_end);
+	pass_on(job.says);
+	status = end_of(&job);
+	isw_engine_stats(d.engine, &stats);
+	fprintf(stderr, "far: %llu MiB out, %llu MiB in\n",
+		(unsigned long long)stats.pages_out / 256,
+		(unsigned long long)stats.pages_in / 256);
+	end_device(&d);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* ------------------------------------------------------------------- its ends */
 
 /* Everything has left; then there is room, so blocks that are read in order come ahead. */
 static void what_comes_ahead_is_what_left(void)
@@ -490,7 +536,9 @@ static bool kernel_moves(void)
 
 int main(int argc, char **argv)
 {
+	bool runs = argc > 2 && strcmp(argv[1], "run") == 0;
 	uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : iswi_now_ns() | 1;
+	int code;
 	static const char *const ways[] = {"fork",       "behind",    "protected", "descriptors",
 					   "spawn",      "laid_over", "hole",      "edges",
 					   "locked_all", "policies",  "moved",     "allocator",
@@ -500,9 +548,14 @@ int main(int argc, char **argv)
 		return live((uint32_t)strtoul(argv[2], NULL, 10));
 	if (!kernel_moves())
 		SKIP("needs userfaultfd with MOVE (Linux 6.8)");
+	make_directory();
+	if (runs) {
+		code = run_program(argv + 2);
+		remove_directory();
+		return code;
+	}
 	printf("seed %llu\n", (unsigned long long)seed);
 	fflush(stdout);
-	make_directory();
 	if (argc >= 3) {
 		passes(argv[2], argc == 4 ? argv[3] : "0");
 		remove_directory();

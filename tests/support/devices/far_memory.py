@@ -29,6 +29,8 @@ from support.machine.ran import ran
 BLOCK = 2 * MIB
 _BUILD = Path(__file__).resolve().parents[3] / "build" / "c"
 _TESTER = _BUILD / "tests" / "far_tester"
+FAR_JOB = _BUILD / "tests" / "test_far_job"
+"""Runs programs with the agent."""
 _AGENT = _BUILD / "libinfiniswap-far.so"
 _LIMIT = 256 * MIB
 _START = """
