@@ -110,8 +110,11 @@ struct iswf_ops {
 	void (*wake)(char *at, size_t bytes);
 	/* The bytes are gone, the memory given back. is_watched: the range is registered. */
 	int (*discard)(char *at, size_t bytes, bool is_watched);
+	/* The slot of the cradle is empty, and its next page can be a huge one. */
+	int (*renew)(char *slot);
 	/* What is missing of this part of the shadow is zeros: who reads there faults no more. */
 	void (*fill_holes)(char *at, size_t bytes);
+	bool (*is_zeros)(const char *page); /* what is there */
 	int (*unmap)(char *at, size_t bytes);
 	int (*advise)(char *at, size_t bytes, int advice);   /* of what is the kernel's */
 	int (*leave)(char *at, size_t bytes, bool children); /* unregisters */

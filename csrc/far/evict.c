@@ -7,6 +7,8 @@
 /* Moves out in a row that may fail (pages pinned or shared) before a block is left at home. */
 #define REFUSALS_MAX 8u
 #define FULL_NS      1000000000ull /* eviction rests so long when the device has no room */
+/* With fewer pages of zeros than this the requests between them cost more than their bytes. */
+#define ZEROS_MIN 64u
 
 #define A (&iswf_agent)
 
@@ -77,7 +79,28 @@ bool iswf_evict(void)
 	return code != -EAGAIN;
 }
 
-/* Sends the live pages; returns those that the device has now. *code_out: why not all. */
+/*
+ * Which of the live pages are to be sent: not those of zeros, where there are many. A block is made
+ * at its first touch, and a program may have touched little of it.
+ */
+static struct iswf_mask without_zeros(uint32_t block, const struct iswf_mask *live)
+{
+	char *shadow = iswf_shadow_of(&A->blocks[block]);
+	struct iswf_mask zeros = {{0}};
+	uint32_t run;
+
+	for (uint32_t first = 0; (run = iswf_mask_run(live, &first)) != 0; first += run) {
+		char *at = shadow + (size_t)first * ISWF_PAGE_BYTES;
+
+		A->ops->fill_holes(at, (size_t)run * ISWF_PAGE_BYTES);
+		for (uint32_t i = 0; i < run; i++)
+			if (A->ops->is_zeros(at + (size_t)i * ISWF_PAGE_BYTES))
+				iswf_set(&zeros, first + i);
+	}
+	return iswf_mask_count(&zeros) < ZEROS_MIN ? *live : iswf_mask_without(live, &zeros);
+}
+
+/* Sends them; returns those that the device has now. *code_out: why not all. */
 static struct iswf_mask send_runs(uint32_t block, const struct iswf_mask *pages, int *code_out)
 {
 	char *shadow = iswf_shadow_of(&A->blocks[block]);
@@ -89,7 +112,6 @@ static struct iswf_mask send_runs(uint32_t block, const struct iswf_mask *pages,
 		struct iswf_mask part = iswf_mask_range(first, first + run);
 		char *from = shadow + (size_t)first * ISWF_PAGE_BYTES;
 
-		A->ops->fill_holes(from, (size_t)run * ISWF_PAGE_BYTES);
 		*code_out = A->ops->ask(ISWF_WRITE, block, first, run, from, NULL, NULL);
 		if (*code_out != 0)
 			break;
@@ -111,7 +133,7 @@ static void clear_slot(uint32_t block, const struct iswf_mask *still)
 				      (size_t)run * ISWF_PAGE_BYTES, true);
 }
 
-/* Lock held, claimed: what was aside was sent, was not live, is home again, or still is there. */
+/* Lock held, claimed: what was aside was sent or needless, is home again, or still is there. */
 static void sent_aside(struct iswf_block *b, const struct iswf_mask *sent,
 		       const struct iswf_mask *home, const struct iswf_mask *still)
 {
@@ -145,6 +167,8 @@ bool iswf_send(void)
 	pthread_mutex_unlock(&A->lock);
 
 	/* What was brought ahead in vain is as far as it was before. */
+	if (!ahead)
+		live = without_zeros(block, &live);
 	sent = ahead ? live : send_runs(block, &live, &code);
 	rest = iswf_mask_without(&live, &sent);
 	if (iswf_mask_any(&rest))

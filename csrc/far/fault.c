@@ -146,8 +146,9 @@ static void fault_empty(struct iswf_block *b, uint32_t block, uint32_t page)
 	uint32_t end;
 
 	choose_window(b, block, page, &end);
-	if (page == 0 && is_alone(b) && !iswf_mask_any(&b->far) &&
-	    iswf_mask_count(&b->live) == ISWF_BLOCK_PAGES && b->window > 1)
+	/* By single faults 2 MiB would cost many times as much, and stay single pages. */
+	if (is_alone(b) && !iswf_mask_any(&b->far) &&
+	    iswf_mask_count(&b->live) == ISWF_BLOCK_PAGES)
 		fill_whole(b, block);
 	if (iswf_has(&b->home, page))
 		return;

@@ -209,10 +209,8 @@ void iswf_fetch(uint32_t block, struct iswf_place *place, const struct iswf_mask
 
 void iswf_clear_cradle(char *cradle, size_t moved)
 {
-	size_t rest = ISWF_BLOCK_BYTES - moved;
-
-	if (rest != 0 && A->ops->discard(cradle + moved, rest, false) != 0)
-		memset(cradle + moved, 0, rest); /* the program locks what is mapped */
+	if (A->ops->renew(cradle) != 0)
+		memset(cradle + moved, 0, ISWF_BLOCK_BYTES - moved); /* all may be locked */
 }
 
 struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, char *cradle,

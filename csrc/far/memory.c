@@ -277,6 +277,28 @@ static void real_fill_holes(char *at, size_t bytes)
 			(void)zero_page(at + i * ISWF_PAGE_BYTES, true);
 }
 
+/* A page table that single pages have left keeps huge ones away; a new mapping has none. */
+static int real_renew(char *slot)
+{
+	void *made = iswf_real()->mmap(slot, ISWF_BLOCK_BYTES, PROT_READ | PROT_WRITE,
+				       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+				       0);
+
+	if (made == MAP_FAILED)
+		return -errno;
+	(void)iswf_real()->madvise(slot, ISWF_BLOCK_BYTES, MADV_HUGEPAGE);
+	(void)iswf_real()->madvise(slot, ISWF_BLOCK_BYTES, MADV_DONTFORK);
+	return 0;
+}
+
+static bool real_is_zeros(const char *page)
+{
+	uint64_t word;
+
+	memcpy(&word, page, sizeof(word));
+	return word == 0 && memcmp(page, page + sizeof(word), ISWF_PAGE_BYTES - sizeof(word)) == 0;
+}
+
 static int real_unmap(char *at, size_t bytes)
 {
 	return iswf_real()->munmap(at, bytes) == 0 ? 0 : -errno;
@@ -298,7 +320,9 @@ const struct iswf_ops iswf_real_ops = {
 	.poison = real_poison,
 	.wake = real_wake,
 	.discard = real_discard,
+	.renew = real_renew,
 	.fill_holes = real_fill_holes,
+	.is_zeros = real_is_zeros,
 	.unmap = real_unmap,
 	.advise = advise,
 	.leave = real_leave,

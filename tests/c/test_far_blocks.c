@@ -126,6 +126,11 @@ static struct range *range_of(const char *at, uint32_t *page_out)
 	return NULL;
 }
 
+static char *page_at(const struct range *r, uint32_t page)
+{
+	return r->at + (size_t)page * ISWF_PAGE_BYTES;
+}
+
 static struct range make_range(uint32_t pages)
 {
 	struct range r = {.pages = pages};
@@ -182,8 +187,7 @@ static int fake_move(char *to, char *from, size_t bytes, size_t *done_out)
 		CHECK(f != &arena || !model[from_page + i].foreign);
 		CHECK(t != &arena || !model[to_page + i].foreign);
 		if (f == &cradle) /* what lies there is written by the agent itself */
-			memcpy(&f->value[from_page + i],
-			       f->at + (size_t)(from_page + i) * ISWF_PAGE_BYTES, 8);
+			memcpy(&f->value[from_page + i], page_at(f, from_page + i), 8);
 		else if (!f->present[from_page + i])
 			continue;
 		code = t->present[to_page + i]                                      ? -EEXIST
@@ -197,7 +201,7 @@ static int fake_move(char *to, char *from, size_t bytes, size_t *done_out)
 		f->present[from_page + i] = false;
 		wake(t, to_page + i);
 		if (f == &cradle) /* the next one there is a new page */
-			memset(f->at + (size_t)(from_page + i) * ISWF_PAGE_BYTES, 0, 8);
+			memset(page_at(f, from_page + i), 0, 8);
 	}
 	*done_out = (size_t)i * ISWF_PAGE_BYTES;
 	return code;
@@ -292,8 +296,20 @@ static int fake_discard(char *at, size_t bytes, bool is_watched)
 		/* Else its event counts as the program's. Of a part that has left there is none. */
 		CHECK(r != &arena || is_watched || left[(page + i) / ISWF_BLOCK_PAGES]);
 		r->present[page + i] = r->poisoned[page + i] = false;
-		if (r == &cradle)
-			memset(r->at + (size_t)(page + i) * ISWF_PAGE_BYTES, 0, 8);
+	}
+	return 0;
+}
+
+static int fake_renew(char *slot)
+{
+	uint32_t page;
+
+	CHECK(range_of(slot, &page) == &cradle && page % ISWF_BLOCK_PAGES == 0);
+	if (!calm && below(50) == 0)
+		return -EAGAIN; /* all may be locked, say */
+	for (uint32_t i = 0; i < ISWF_BLOCK_PAGES; i++) {
+		cradle.present[page + i] = false;
+		memset(page_at(&cradle, page + i), 0, 8);
 	}
 	return 0;
 }
@@ -310,6 +326,15 @@ static void fake_fill_holes(char *at, size_t bytes)
 		r->present[page + i] = true;
 		r->value[page + i] = 0;
 	}
+}
+
+static bool fake_is_zeros(const char *at)
+{
+	uint32_t page;
+	struct range *r = range_of(at, &page);
+
+	CHECK(r == &shadow && r->present[page]); /* F6 */
+	return r->value[page] == 0;
 }
 
 static void take_mapping(uint32_t page)
@@ -434,7 +459,9 @@ static const struct iswf_ops fake_ops = {
 	.poison = fake_poison,
 	.wake = fake_wake,
 	.discard = fake_discard,
+	.renew = fake_renew,
 	.fill_holes = fake_fill_holes,
+	.is_zeros = fake_is_zeros,
 	.unmap = fake_unmap,
 	.advise = fake_advise,
 	.leave = fake_leave,
@@ -443,11 +470,6 @@ static const struct iswf_ops fake_ops = {
 };
 
 /* ------------------------------------------------------------------- events */
-
-static char *page_at(const struct range *r, uint32_t page)
-{
-	return r->at + (size_t)page * ISWF_PAGE_BYTES;
-}
 
 static bool is_busy(uint32_t block)
 {
@@ -933,6 +955,40 @@ static void begin_far(void)
 	CHECK_EQ(A->held_pages, 0);
 }
 
+/* At any page; the others of it need no further fault. */
+static void the_first_touch_of_a_block_makes_all_of_it(void)
+{
+	lossy = false;
+	calm = true;
+	begin();
+	CHECK(iswf_take(2 * (size_t)ISWF_BLOCK_BYTES, 0) == arena.at);
+	iswf_fault(page_at(&arena, 300));
+	CHECK_EQ(iswf_mask_count(&A->blocks[0].home), ISWF_BLOCK_PAGES);
+	CHECK(!iswf_mask_any(&A->blocks[1].home));
+	end_ranges();
+}
+
+/* What the program never wrote costs no memory of the device's, nor of its own any more. */
+static void pages_of_zeros_do_not_leave(void)
+{
+	lossy = false;
+	calm = true;
+	places = BLOCKS;
+	begin();
+	CHECK(iswf_take(ISWF_BLOCK_BYTES, 0) == arena.at);
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
+		model[page].owned = true;
+	change(300);
+	CHECK(iswf_evict() && iswf_send());
+	CHECK_EQ(A->count.pages_out, 1);
+	CHECK_EQ(iswf_mask_count(&A->blocks[0].far), 1);
+	CHECK_EQ(A->held_pages, 0);
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
+		look(page);
+	check_books();
+	end_ranges();
+}
+
 static void read_block(uint32_t block, bool upwards)
 {
 	for (uint32_t i = 0; i < ISWF_BLOCK_PAGES; i++)
@@ -1038,6 +1094,8 @@ int main(int argc, char **argv)
 	read_ahead_needs_room_and_is_given_up_unsent();
 	a_block_that_is_home_as_a_whole_leaves_first();
 	parts_of_mappings_are_no_allocations();
+	the_first_touch_of_a_block_makes_all_of_it();
+	pages_of_zeros_do_not_leave();
 	for (uint64_t seed = first; seed < first + seeds; seed++) {
 		printf("seed %llu\n", (unsigned long long)seed);
 		fflush(stdout);
