@@ -147,8 +147,7 @@ static void fault_empty(struct iswf_block *b, uint32_t block, uint32_t page)
 
 	choose_window(b, block, page, &end);
 	/* By single faults 2 MiB would cost many times as much, and stay single pages. */
-	if (is_alone(b) && !iswf_mask_any(&b->far) &&
-	    iswf_mask_count(&b->live) == ISWF_BLOCK_PAGES)
+	if (is_alone(b) && !iswf_mask_any(&b->far) && iswf_mask_count(&b->live) == ISWF_BLOCK_PAGES)
 		fill_whole(b, block);
 	if (iswf_has(&b->home, page))
 		return;

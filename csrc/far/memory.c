@@ -280,9 +280,9 @@ static void real_fill_holes(char *at, size_t bytes)
 /* A page table that single pages have left keeps huge ones away; a new mapping has none. */
 static int real_renew(char *slot)
 {
-	void *made = iswf_real()->mmap(slot, ISWF_BLOCK_BYTES, PROT_READ | PROT_WRITE,
-				       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-				       0);
+	void *made =
+		iswf_real()->mmap(slot, ISWF_BLOCK_BYTES, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 
 	if (made == MAP_FAILED)
 		return -errno;

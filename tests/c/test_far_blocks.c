@@ -961,7 +961,7 @@ static void the_first_touch_of_a_block_makes_all_of_it(void)
 	lossy = false;
 	calm = true;
 	begin();
-	CHECK(iswf_take(2 * (size_t)ISWF_BLOCK_BYTES, 0) == arena.at);
+	CHECK(iswf_take(2 * (size_t)ISWF_BLOCK_BYTES, 0, true) == arena.at);
 	iswf_fault(page_at(&arena, 300));
 	CHECK_EQ(iswf_mask_count(&A->blocks[0].home), ISWF_BLOCK_PAGES);
 	CHECK(!iswf_mask_any(&A->blocks[1].home));
@@ -975,7 +975,7 @@ static void pages_of_zeros_do_not_leave(void)
 	calm = true;
 	places = BLOCKS;
 	begin();
-	CHECK(iswf_take(ISWF_BLOCK_BYTES, 0) == arena.at);
+	CHECK(iswf_take(ISWF_BLOCK_BYTES, 0, true) == arena.at);
 	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
 		model[page].owned = true;
 	change(300);
