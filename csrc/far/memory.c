@@ -350,7 +350,8 @@ int iswf_memory_open(int device_fd)
 		return -errno;
 	if (iswf_uffd < 0)
 		return iswf_uffd;
-	pagemap = iswf_own_fd(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+	/* Not the main thread's: that may have ended. */
+	pagemap = iswf_own_fd(open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC));
 	return pagemap < 0 ? pagemap : iswf_uffd;
 }
 

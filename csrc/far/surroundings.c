@@ -18,7 +18,7 @@
  * counts on the rest. */
 #define SHARE      8u
 #define BLOCKS_MIN 32u /* below this it is not worth its threads */
-/* Fields of /proc/self/statm, in pages. */
+/* Fields of /proc/thread-self/statm, in pages. */
 #define STATM_SIZE 0u
 #define STATM_DATA 5u
 
@@ -60,7 +60,7 @@ static uint64_t left_under(int resource, uint32_t field)
 
 	if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
 		return UINT64_MAX;
-	if (!read_first("/proc/self/statm", statm, sizeof(statm)))
+	if (!read_first("/proc/thread-self/statm", statm, sizeof(statm)))
 		return 0;
 	for (uint32_t i = 0; i <= field; i++)
 		used = strtoull(at, &at, 10) * ISWF_PAGE_BYTES;
