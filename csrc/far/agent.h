@@ -76,7 +76,7 @@ struct iswf_block {
 	uint32_t prev, next;
 	uint32_t slot;               /* of the shadow, + 1; 0: none */
 	uint16_t window, window_end; /* pages fetched last, and the page behind them */
-	uint16_t small_fetches;      /* since it left as a whole */
+	uint16_t rent;               /* of small fetches since it left as a whole */
 	uint32_t whole_at;           /* which of all whole blocks it was that came; 0: none */
 	uint8_t queue;               /* enum iswf_queue_name */
 	uint8_t refusals;            /* moves out that failed, in a row */
@@ -282,6 +282,8 @@ void iswf_memory_close(void);               /* the userfaultfd */
 void *iswf_reader_main(void *arg);
 /* Takes one message of the reader's and does what it asks for. Waits for one. */
 void iswf_serve_one(void);
+/* Until every event that was read is served. Not by a thread that serves, nor with the lock. */
+void iswf_await_events(void);
 
 /* link.c. Connects to the device; blocks_out: how many it lends. 0 or -errno. */
 int iswf_link_open(int job_fd, int uffd, uint32_t *blocks_out);

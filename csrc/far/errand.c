@@ -58,6 +58,9 @@ static void bring_all_home(enum iswf_why why)
 
 static int run(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
 {
+	/* The caller may have moved pages out of there by a call that we do not see: what is far of
+	 * them has to follow before it is given up. */
+	iswf_await_events();
 	switch (errand) {
 	case ISWF_GIVE:
 		iswf_give(at);

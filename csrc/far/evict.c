@@ -19,7 +19,7 @@ static void moved_aside(struct iswf_block *b, uint32_t block, const struct iswf_
 	iswf_mask_take(&b->home, moved);
 	b->refusals = 0;
 	b->window = b->window_end = 0;
-	b->small_fetches = 0;
+	b->rent = 0;
 	iswf_queue_add(ISWF_Q_ASIDE, block);
 }
 

@@ -7,10 +7,16 @@
 
 #include "far/blocks.h"
 
-/* What fetching a whole block costs, in small fetches: after so many of them it is cheaper. */
-#define SMALL_FETCHES_MAX 32u
-#define WINDOW_GROWTH     4u
-#define FILL_PAGES        16u
+/*
+ * The block is bought once this much rent was paid in small fetches of one stay. A fetch a little
+ * behind the one before counts for four: a program that walks through the block will want all of
+ * it, and fourteen such fetches take as long. One anywhere says nothing of the next.
+ */
+#define RENT_MAX      56u
+#define RENT_NEAR     4u
+#define NEAR_PAGES    32u
+#define WINDOW_GROWTH 4u
+#define FILL_PAGES    16u
 /* A block of which this much is far comes back as a huge page. */
 #define WHOLE_PAGES_MIN 448u
 
@@ -43,6 +49,12 @@ static void whole_window(struct iswf_block *b)
 {
 	b->window = ISWF_BLOCK_PAGES;
 	b->window_end = ISWF_BLOCK_PAGES;
+}
+
+/* A little behind what was fetched last. */
+static bool is_near(const struct iswf_block *b, uint32_t page)
+{
+	return b->window != 0 && page >= b->window_end && page - b->window_end < NEAR_PAGES;
 }
 
 static bool is_alone(const struct iswf_block *b)
@@ -81,8 +93,9 @@ static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 	struct iswf_mask wanted;
 	uint32_t end;
 
+	b->rent += is_near(b, page) ? RENT_NEAR : 1;
 	choose_window(b, block, page, &end);
-	if (++b->small_fetches > SMALL_FETCHES_MAX || b->window >= ISWF_BLOCK_PAGES / 4) {
+	if (b->rent > RENT_MAX || b->window >= ISWF_BLOCK_PAGES / 4) {
 		whole_window(b);
 		page = 0;
 		end = ISWF_BLOCK_PAGES;

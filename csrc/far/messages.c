@@ -40,7 +40,8 @@ static void futex_wake(atomic_uint *word)
  * `inside` after it has raised `readings`. */
 static atomic_uint inside;   /* operations; a futex, for the reader */
 static atomic_uint readings; /* odd: the reader reads; even: the gate is open */
-static atomic_uint events;   /* read and not served */
+static atomic_uint heard;    /* events that were read */
+static atomic_uint served;   /* of these */
 
 /* Until the reader has looked at what it is reading now. */
 static void await_reading(void)
@@ -57,7 +58,7 @@ bool iswf_enter(void)
 	for (;;) {
 		atomic_fetch_add(&inside, 1);
 		if (!(atomic_load(&readings) & 1)) {
-			if (atomic_load(&events) == 0)
+			if (atomic_load(&served) == atomic_load(&heard))
 				return true;
 			iswf_leave();
 			return false;
@@ -71,6 +72,16 @@ void iswf_leave(void)
 {
 	if (atomic_fetch_sub(&inside, 1) == 1 && atomic_load(&readings) & 1)
 		futex_wake(&inside);
+}
+
+void iswf_await_events(void)
+{
+	unsigned int until;
+
+	await_reading();
+	until = atomic_load(&heard);
+	while ((int)(atomic_load(&served) - until) < 0)
+		iswf_pause(ISWF_AGAIN_NS);
 }
 
 static void close_gate(void)
@@ -160,7 +171,7 @@ static bool hear(const struct uffd_msg *msg, struct message *out)
 	default:
 		return false;
 	}
-	atomic_fetch_add(&events, 1);
+	atomic_fetch_add(&heard, 1);
 	return true;
 }
 
@@ -210,6 +221,6 @@ void iswf_serve_one(void)
 		return;
 	}
 	iswf_removed(message.from, message.end, message.event != UFFD_EVENT_REMOVE, message.to);
-	atomic_fetch_sub(&events, 1);
+	atomic_fetch_add(&served, 1);
 	pthread_mutex_unlock(&take_lock);
 }

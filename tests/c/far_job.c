@@ -743,6 +743,28 @@ static int case_moved(uint32_t n)
 	return 0;
 }
 
+/* Behind the agent, which hears of the move while the program gives up what is left of the range.
+ */
+static int case_moved_behind(uint32_t n)
+{
+	(void)n;
+	for (uint32_t i = 0; i < 20; i++) {
+		struct buffer b = away(MMAP, 3000);
+		unsigned char *to =
+			mmap(NULL, 1800 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		CHECK(syscall(SYS_mremap, b.at + 600 * PAGE, 1800 * PAGE, 1800 * PAGE,
+			      MREMAP_MAYMOVE | MREMAP_FIXED, to) == (long)to);
+		CHECK_EQ(munmap(b.at, (size_t)b.pages * PAGE), 0);
+		for (uint32_t page = 0; page < 1800; page++)
+			CHECK_EQ(*(uint64_t *)(void *)(to + (size_t)page * PAGE),
+				 b.tags[600 + page]);
+		CHECK_EQ(munmap(to, 1800 * PAGE), 0);
+		free(b.tags);
+	}
+	return 0;
+}
+
 /* Pages that one thread discards behind the agent while another reads the whole buffer in order. */
 enum { SHARED_PAGES = 2048, DISCARDERS = 2 };
 
@@ -993,15 +1015,25 @@ int main(int argc, char **argv)
 		const char *name;
 		int (*run)(uint32_t);
 	} cases[] = {
-		{"model", case_model},         {"fork", case_fork},
-		{"behind", case_behind},       {"protected", case_protected},
-		{"spawn", case_spawn},         {"descriptors", case_descriptors},
-		{"until", case_until},         {"lost", case_lost},
-		{"laid_over", case_laid_over}, {"hole", case_hole},
-		{"edges", case_edges},         {"locked_all", case_locked_all},
-		{"policies", case_policies},   {"moved", case_moved},
-		{"allocator", case_allocator}, {"discards", case_discards},
-		{"wished", case_wished},       {"reserved", case_reserved},
+		{"model", case_model},
+		{"fork", case_fork},
+		{"behind", case_behind},
+		{"protected", case_protected},
+		{"spawn", case_spawn},
+		{"descriptors", case_descriptors},
+		{"until", case_until},
+		{"lost", case_lost},
+		{"laid_over", case_laid_over},
+		{"hole", case_hole},
+		{"edges", case_edges},
+		{"locked_all", case_locked_all},
+		{"policies", case_policies},
+		{"moved", case_moved},
+		{"allocator", case_allocator},
+		{"discards", case_discards},
+		{"wished", case_wished},
+		{"reserved", case_reserved},
+		{"moved-behind", case_moved_behind},
 	};
 
 	CHECK(argc >= 2);

@@ -681,8 +681,9 @@ static void release(uint32_t i)
 {
 	uint32_t first = allocs[i].first, end = first + allocs[i].pages;
 
-	if (first == end || !may_free(first, end))
-		return;
+	serve_all();
+	if (first == end || events_count != 0 || !may_free(first, end))
+		return; /* the agent's call waits for events */
 	for (uint32_t page = first; page < end; page++)
 		model[page].changes = model[page].owned;
 	/* Here the kernel's memory may be by now, so nothing but its own call may ask for it. */

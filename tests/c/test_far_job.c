@@ -542,7 +542,7 @@ int main(int argc, char **argv)
 	static const char *const ways[] = {"fork",       "behind",    "protected", "descriptors",
 					   "spawn",      "laid_over", "hole",      "edges",
 					   "locked_all", "policies",  "moved",     "allocator",
-					   "discards",   "wished",    "reserved"};
+					   "discards",   "wished",    "reserved",  "moved-behind"};
 
 	if (argc == 3 && !strcmp(argv[1], "live"))
 		return live((uint32_t)strtoul(argv[2], NULL, 10));
