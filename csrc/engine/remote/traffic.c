@@ -71,8 +71,9 @@ bool iswi_remote_avoid(const struct iswi_remote *r)
 static uint32_t queue_of(const struct isw_engine *e, const struct iswi_op *op, uint32_t count)
 {
 	uint32_t stripe = (uint32_t)(op->page / ISWI_STRIPE_PAGES), half = count / 2;
+	uint64_t far_page = (e->config.size_bytes - e->config.far_bytes) / ISW_PAGE_BYTES;
 
-	if (half == 0 || op->slab * e->config.slab_bytes < iswi_engine_far_offset(e))
+	if (half == 0 || op->page < far_page)
 		return stripe % count;
 	return op->xfer.kind == ISWI_XFER_READ ? stripe % half : half + stripe % (count - half);
 }
