@@ -15,7 +15,6 @@ from support.devices.cluster import Cluster
 from support.jobs.runs import Runner
 from support.jobs.zswapped import COMPRESSES, Job, set_zswap
 
-from infiniswap.system.zswap import HELPS_SHARE_MAX
 from infiniswap.units import MIB
 
 pytestmark = [pytest.mark.kernels("6.12", "6.1"), pytest.mark.timeout(1800), pytest.mark.full]
@@ -61,7 +60,6 @@ def test_a_job_goes_on_behind_zswap_also_while_that_is_off_and_its_summary_is_tr
     assert summary["page_out_bytes"] > 0
     assert (zswap["written_bytes"] or 0) > 0 or "zswpwb" not in counters
     assert "zswap took" in said
-    assert ("docs/when-to-use.md" in said) == (zswap["shrunk_share"] > HELPS_SHARE_MAX)
 
 
 def test_a_job_without_a_share_of_zswap_is_not_told_of_it(job: Job, on: None) -> None:
