@@ -116,6 +116,7 @@ def test_events_can_be_searched_for_by_what_they_are_about(
         assert journal.find(MESSAGE_ID=broken["MESSAGE_ID"]) == [broken]
 
         # What a device tells: by the donor that it is about.
+        until((cluster.run_dir / name / "control.sock").is_socket, "a device that answers")
         with nbd_client.connected(cluster.run_dir / name / "nbd.sock", WAIT_S) as client:
 
             def is_mapped() -> object:
