@@ -44,6 +44,7 @@ WAIT_S = 600.0 if IN_GUEST else 60.0
 without KVM takes minutes for what takes seconds.)"""
 
 _TICK_S = 0.2 if IN_GUEST else 0.02
+_DETACHED_S = 5.0
 
 T = TypeVar("T")
 
@@ -393,6 +394,9 @@ class Cluster:
 
     def take_leftovers(self) -> list[str]:
         """Takes away by force what leftovers() finds, and returns it."""
+        with contextlib.suppress(AssertionError):
+            # The kernel detaches these itself, once nobody else looks at them any more.
+            until(lambda: not any(each.autoclear for each in self.loops()), "them", _DETACHED_S)
         found = self.leftovers()
         for device in self.loops():
             if swap.find_area(device.path):
