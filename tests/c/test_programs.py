@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every C test program (tests/c/test_*.c), plain and under sanitizers: exit 0, 1, or 77 (skip).
 
-They run ahead of the tests that look at them, two for each processor: most wait most of the time.
+They run ahead of the tests that look at them, one for each processor: most use one at most.
 Simulations take longest and have a clock of their own: they run beside the rest of the suite.
 """
 
@@ -54,7 +54,7 @@ def programs(
         if isinstance(item, pytest.Function) and item.function is test_c_program
     ]
     jobs = background_jobs(items, lambda: tmp_path_factory.mktemp("program"))
-    running = Background(jobs, low=False, per_processor=2)
+    running = Background(jobs, low=False)
     yield running
     running.close()
 

@@ -48,19 +48,13 @@ class Job:
 
 
 class Background:
-    """Jobs under way and their results.
+    """Jobs under way and their results."""
 
-    Args:
-        jobs: by their names.
-        low: whether they leave others what these want of the processors.
-        per_processor: jobs at a time for each.
-    """
-
-    def __init__(self, jobs: Mapping[str, Job], *, low: bool, per_processor: int = 1) -> None:
+    def __init__(self, jobs: Mapping[str, Job], *, low: bool) -> None:
         self._low = LOWEST if low else ()
         self._awaited = threading.Event()
         self._ended = threading.Event()
-        self._pool = ThreadPoolExecutor(per_processor * (os.cpu_count() or 1))
+        self._pool = ThreadPoolExecutor(os.cpu_count() or 1)
         self._results: dict[str, Future[Result]] = {
             name: self._pool.submit(self._run, job) for name, job in jobs.items()
         }
