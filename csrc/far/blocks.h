@@ -52,7 +52,7 @@ void iswf_fetch(uint32_t block, struct iswf_place *place, const struct iswf_mask
  */
 struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, char *cradle,
 				  char *to);
-/* What a move out of the cradle has left there is zeros again, and so are single pages' tables. */
+/* What a move out of the cradle has left there is gone, with its page table. */
 void iswf_clear_cradle(char *cradle, size_t moved);
 
 /* ahead.c: the block came whole, for a fault; the next one in its row may be wished for. */

@@ -167,9 +167,12 @@ bool iswf_send(void)
 	pthread_mutex_unlock(&A->lock);
 
 	/* What was brought ahead in vain is as far as it was before. */
-	if (!ahead)
+	if (ahead) {
+		sent = live;
+	} else {
 		live = without_zeros(block, &live);
-	sent = ahead ? live : send_runs(block, &live, &code);
+		sent = send_runs(block, &live, &code);
+	}
 	rest = iswf_mask_without(&live, &sent);
 	if (iswf_mask_any(&rest))
 		home = iswf_put_back(block, &rest);

@@ -277,6 +277,13 @@ static void real_fill_holes(char *at, size_t bytes)
 			(void)zero_page(at + i * ISWF_PAGE_BYTES, true);
 }
 
+/* A mapping of ours gets huge pages, and forked children do not get it. */
+static void prepare(char *at, size_t bytes)
+{
+	(void)advise(at, bytes, MADV_HUGEPAGE);
+	(void)advise(at, bytes, MADV_DONTFORK);
+}
+
 /* A page table that single pages have left keeps huge ones away; a new mapping has none. */
 static int real_renew(char *slot)
 {
@@ -286,8 +293,7 @@ static int real_renew(char *slot)
 
 	if (made == MAP_FAILED)
 		return -errno;
-	(void)iswf_real()->madvise(slot, ISWF_BLOCK_BYTES, MADV_HUGEPAGE);
-	(void)iswf_real()->madvise(slot, ISWF_BLOCK_BYTES, MADV_DONTFORK);
+	prepare(slot, ISWF_BLOCK_BYTES);
 	return 0;
 }
 
@@ -355,7 +361,7 @@ int iswf_memory_open(int device_fd)
 	return pagemap < 0 ? pagemap : iswf_uffd;
 }
 
-/* Addresses alone, from a border on, that forked children do not get. */
+/* Addresses alone, from a border on. */
 static char *reserve(size_t bytes)
 {
 	char *at = iswf_real()->mmap(NULL, bytes + BORDER_BYTES, PROT_READ | PROT_WRITE,
@@ -368,8 +374,7 @@ static char *reserve(size_t bytes)
 	if (aligned > at)
 		iswf_real()->munmap(at, (size_t)(aligned - at));
 	iswf_real()->munmap(aligned + bytes, (size_t)(at + BORDER_BYTES - aligned));
-	(void)iswf_real()->madvise(aligned, bytes, MADV_HUGEPAGE);
-	(void)iswf_real()->madvise(aligned, bytes, MADV_DONTFORK);
+	prepare(aligned, bytes);
 	return aligned;
 }
 

@@ -24,7 +24,7 @@ SCALE = "0.9"
 """TPC-H scale factor: the job then peaks at about 1.3 GiB of anonymous memory."""
 DEVICE_BYTES = 2 * GIB
 FAR_BYTES = 3 * GIB // 2
-"""Of each of the two areas in the job with far memory; its backup is as large as both."""
+"""Size of each of the two areas in the job with far memory; its backup is as large as both."""
 SLAB_BYTES = 256 * MIB
 """Smaller than the default of 1G, so that the swapped pages spread over both donors."""
 POOL_BYTES = GIB

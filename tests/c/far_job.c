@@ -474,7 +474,7 @@ static int case_wished(uint32_t n)
 	}
 	for (uint32_t i = 0; i < 4; i++)
 		wait_away(&wished[i]);
-	check_all(&b, "wished for by others");
+	check_all(&b, "beside the wishes");
 	for (uint32_t i = 0; i < 4; i++)
 		end(&wished[i]);
 	end(&b);

@@ -969,7 +969,7 @@ static void the_first_touch_of_a_block_makes_all_of_it(void)
 	end_ranges();
 }
 
-/* What the program never wrote costs no memory of the device's, nor of its own any more. */
+/* What the program never wrote costs neither the device nor the program any memory. */
 static void pages_of_zeros_do_not_leave(void)
 {
 	lossy = false;

@@ -29,7 +29,7 @@ OUT_BYTES = 2000 * MIB
 
 
 def summary(**far: Any) -> dict[str, Any]:
-    """As `infiniswap run` writes it."""
+    """A summary as `infiniswap run` writes it."""
     return {
         "local_bytes": 500 * MIB,
         "local_peak_bytes": 500 * MIB,

@@ -395,7 +395,7 @@ class Cluster:
     def take_leftovers(self) -> list[str]:
         """Takes away by force what leftovers() finds, and returns it."""
         with contextlib.suppress(AssertionError):
-            # The kernel detaches these itself, once nobody else looks at them any more.
+            # The kernel detaches these itself, once nobody looks at them.
             until(lambda: not any(each.autoclear for each in self.loops()), "them", _DETACHED_S)
         found = self.leftovers()
         for device in self.loops():

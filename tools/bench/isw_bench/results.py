@@ -37,8 +37,8 @@ def at_least(bound: float) -> Target:
 
 
 VERDICTS = ("pass", "must", "miss", "no win", "")
-"""Of a figure: "must" keeps only the weaker bound, "no win" keeps the bounds by other means than
-those that are measured, "" has none."""
+"""What a figure came to: "must" keeps only the weaker bound, "no win" keeps the bounds by other
+means than those that are measured, "" has none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ Result = Mapping[str, Any]
 _CELL_S: Final = 900.0
 _OURS: Final = (plan.FAR, plan.FAR_LOSSY, plan.FAR_KILLED)
 _NEVER_FAR: Final = 0.02
-"""Of the bytes that went far: what was handed back beyond that makes a row no win."""
+"""A row of which a larger share of the far bytes was handed back is no win."""
 _WENT_FAR: Final = 0.5
-"""Of the bytes that left: what must have gone far."""
+"""A row of which a smaller share of the leaving bytes went far is no win."""
 
 
 def run(bench: Bench) -> Comparison:
@@ -142,7 +142,7 @@ class Rounds:
     # ------------------------------------------------------------------------ reporting
 
     def _values(self, cells: Mapping[int, Cell]) -> dict[int, dict[str, float]]:
-        """Of the rounds that gave values."""
+        """The values of each round that gave some."""
         return {
             number: values(self._results[each])
             for number, each in cells.items()
@@ -288,7 +288,7 @@ def values(result: Result) -> dict[str, float]:
 
 
 def far_share(told: Result) -> float:
-    """Of the bytes that left, the part that went far; 1 when none left.
+    """The part of the bytes that left which went far; 1 when none left.
 
     Args:
         told: the summary of `infiniswap run`.

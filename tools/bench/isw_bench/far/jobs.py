@@ -57,7 +57,7 @@ def _calls(bench: Bench, place: Place) -> list[str]:
 
 
 _TPCH: Final = {FULL: 0.9, QUICK: 0.3, TINY: 0.15}
-_MEMORY: Final = AppJob(
+IN_ORDER: Final = AppJob(
     key="in-order",
     title="memory in order",
     about="{size} MiB written in order, then read twice",
@@ -100,21 +100,17 @@ DUCKDB: Final = replace(JOBS["duckdb-tpch"], key="duckdb", sizes=_TPCH)
 DUCKDB_BY_ITSELF: Final = replace(
     DUCKDB, key="duckdb-as-it-comes", command=_duckdb_by_itself, spill=None
 )
-GATHER: Final = AppJob(
+GATHER: Final = replace(
+    NUMPY,
     key="gather",
     title="numpy, in order and at random",
     about="an array of {size} MiB read in order six times, then gathered from at random, in numpy",
     sizes={FULL: 600, QUICK: 300, TINY: 160},
-    make=_make_nothing,
     command=_gather,
-    input_name="none",
-    maker="",
     files=("numpy_gather.py",),
-    modules=("numpy",),
 )
-IN_ORDER: Final = _MEMORY
 RANDOM: Final = replace(
-    _MEMORY,
+    IN_ORDER,
     key="random",
     title="memory at random",
     about="{size} MiB of which pages are touched at random",

@@ -13,7 +13,7 @@ from isw_bench.far import jobs
 from isw_bench.results import Target, at_least, at_most
 
 NO_LIMIT: Final = "no limit"
-"""As a side: without a limit, plain or with huge pages, whichever is faster."""
+"""The side without a limit, plain or with huge pages, whichever is faster."""
 
 TODAY: Final = (DISK, OURS, FAR)
 LOSSY: Final = (*TODAY, FAR_LOSSY)

@@ -8,7 +8,7 @@ its validation parameters.
     spark DIRECTORY HEAP_MIB WORK
 
 With --memory, DuckDB keeps within that size and writes the rest to WORK; SIZE may be `default`:
-what DuckDB takes by itself, four fifths of the memory that it sees. Spark writes there what does
+DuckDB's default, four fifths of the memory that it sees. Spark writes there what does
 not fit into its heap.
 
 Prints rows and column sums of each answer.
