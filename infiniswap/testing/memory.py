@@ -24,7 +24,8 @@ class FakeMemory:
         self.broken = False
         self.reads = 0
         self.file_bytes = 0
-        self.refault_bytes = 0
+        self._refault_bytes = 0
+        self.refault_step_bytes = 0
 
     @property
     def name(self) -> str:
@@ -41,5 +42,7 @@ class FakeMemory:
         return MemoryFigures(self.total_bytes, max(0, self.total_bytes - used_bytes))
 
     def cache(self) -> Cache:
-        """The figures that the test sets: `file_bytes` is part of what is available."""
-        return Cache(self.file_bytes, self.refault_bytes)
+        """The figures that the test sets: `file_bytes` is part of what is available, and
+        `refault_step_bytes` have refaulted since the last reading."""
+        self._refault_bytes += self.refault_step_bytes
+        return Cache(self.file_bytes, self._refault_bytes)

@@ -34,6 +34,12 @@
 #define TURN_MS    40
 #define STATISTICS "total_inactive_file 0\ntotal_active_file 0\ntotal_workingset_refault_file 0\n"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED true
+#else
+#define SANITIZED false
+#endif
+
 static char directory[64];
 
 /* ------------------------------------------------------------------- the job */
@@ -166,6 +172,19 @@ static void *compact(void *arg)
 	while (atomic_load(&compacts))
 		CHECK_EQ(write(*fd, "1", 1), 1);
 	return NULL;
+}
+
+/* What the agent does alone. It carries no sanitizer: once, in the plain build, says all. */
+static void every_way_passes(void)
+{
+	static const char *const ways[] = {"fork",       "behind",    "protected", "descriptors",
+					   "spawn",      "laid_over", "hole",      "edges",
+					   "locked_all", "policies",  "moved",     "allocator",
+					   "discards",   "wished",    "reserved",  "moved-behind"};
+
+	for (size_t i = 0; i < ISWI_ARRAY_LEN(ways); i++)
+		passes(ways[i], "0");
+	passes("edges", "1");
 }
 
 /* Pages that the kernel migrates while they move are where the agent believes them to be. */
@@ -539,10 +558,6 @@ int main(int argc, char **argv)
 	bool runs = argc > 2 && strcmp(argv[1], "run") == 0;
 	uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : iswi_now_ns() | 1;
 	int code;
-	static const char *const ways[] = {"fork",       "behind",    "protected", "descriptors",
-					   "spawn",      "laid_over", "hole",      "edges",
-					   "locked_all", "policies",  "moved",     "allocator",
-					   "discards",   "wished",    "reserved",  "moved-behind"};
 
 	if (argc == 3 && !strcmp(argv[1], "live"))
 		return live((uint32_t)strtoul(argv[2], NULL, 10));
@@ -561,17 +576,20 @@ int main(int argc, char **argv)
 		remove_directory();
 		return 0;
 	}
-	for (size_t i = 0; i < ISWI_ARRAY_LEN(ways); i++)
-		passes(ways[i], "0");
-	passes("edges", "1");
-	passes("model", "25");
-	a_compacted_host_loses_nothing();
+	if (SANITIZED) {
+		passes("allocator", "0");
+		passes("model", "10");
+	} else {
+		every_way_passes();
+		passes("model", "25");
+		a_compacted_host_loses_nothing();
+	}
 	a_killed_job_leaves_nothing();
 	what_comes_ahead_is_what_left();
 	lost_bytes_are_never_zeros();
-	a_killed_device_costs_nothing(4, seed);
-	a_device_killed_twice_costs_nothing(2, seed);
-	a_client_that_ends_with_the_device_leaves_nothing(3, seed);
+	a_killed_device_costs_nothing(SANITIZED ? 2 : 4, seed);
+	a_device_killed_twice_costs_nothing(SANITIZED ? 1 : 2, seed);
+	a_client_that_ends_with_the_device_leaves_nothing(SANITIZED ? 1 : 3, seed);
 	remove_directory();
 	return 0;
 }

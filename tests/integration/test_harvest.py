@@ -361,14 +361,14 @@ async def test_cache_that_is_read_again_counts_as_used() -> None:
         w.memory.file_bytes = GIB - 9 * MIB
         await asyncio.sleep(0.3)
         assert w.store.stats()["slabs_free"] == 2
-        # Two slabs' worth of it is read again.
-        w.memory.refault_bytes += 2 * MIB
+        # Two slabs' worth of it is read again between two readings, however far apart these are.
+        w.memory.refault_step_bytes = 2 * MIB
         await until(lambda: w.store.stats()["slabs_free"] == 0)
         assert w.donor.service.status().memory.cache_bytes == GIB - 7 * MIB
         assert mapped(w) == 6
         # That was not enough: with what comes next mapped ones have to go.
         w.memory.file_bytes += 2 * MIB
-        w.memory.refault_bytes += 4 * MIB
+        w.memory.refault_step_bytes = 4 * MIB
         await until(lambda: mapped(w) < 6)
 
 
