@@ -77,6 +77,7 @@ struct iswf_block {
 	uint32_t slot;               /* of the shadow, + 1; 0: none */
 	uint16_t window, window_end; /* pages fetched last, and the page behind them */
 	uint16_t rent;               /* of small fetches since it left as a whole */
+	uint32_t fetched_at;         /* which of all small fetches was its last; 0: none */
 	uint32_t whole_at;           /* which of all whole blocks it was that came; 0: none */
 	uint8_t queue;               /* enum iswf_queue_name */
 	uint8_t refusals;            /* moves out that failed, in a row */
@@ -112,6 +113,8 @@ struct iswf_ops {
 	int (*discard)(char *at, size_t bytes, bool is_watched);
 	/* The slot of the cradle is empty, and its next page can be a huge one. */
 	int (*renew)(char *slot);
+	/* What was touched there is one page; true, too, where the kernel does not tell. */
+	bool (*is_huge)(const char *slot);
 	/* What is missing of this part of the shadow is zeros: who reads there faults no more. */
 	void (*fill_holes)(char *at, size_t bytes);
 	bool (*is_zeros)(const char *page); /* what is there */
@@ -143,11 +146,16 @@ struct iswf_agent {
 	struct iswf_queue queues[ISWF_QUEUES];
 	uint32_t shadow_free[ISWF_SHADOW_SLOTS], shadow_free_count;
 	uint32_t cradle_free[ISWF_CRADLE_SLOTS], cradle_free_count;
-	uint32_t wishes[ISWF_AHEAD_MAX], wishes_count; /* blocks to be brought ahead */
-	uint32_t ahead_count;                          /* blocks brought ahead and not used yet */
-	uint32_t whole_count;                          /* blocks that came whole */
-	int64_t held_pages;                            /* of home and aside */
-	int64_t budget_pages;                          /* how many may be */
+	uint32_t ready[ISWF_CRADLE_SLOTS], ready_count; /* slots of the cradle that hold zeros */
+	uint32_t wishes[ISWF_AHEAD_MAX], wishes_count;  /* blocks to be brought ahead */
+	uint32_t ahead_count;                           /* blocks brought ahead and not used yet */
+	uint32_t whole_count;                           /* blocks that came whole */
+	uint32_t small_count;                           /* small fetches */
+	uint32_t stays_count;                           /* that a fault began */
+	uint32_t walks;         /* stays of late that became whole by a walk: see fault.c */
+	uint32_t reuse;         /* of these between two of one block: see fault.c */
+	int64_t held_pages;     /* of home and aside */
+	int64_t budget_pages;   /* how many may be */
 	uint64_t full_until_ns; /* the device had no room: no eviction until then */
 	bool resting;           /* nothing leaves and nothing is taken */
 	bool ended;             /* and all is home */
@@ -212,6 +220,10 @@ bool iswf_send(void);
  * other, if there is room for it without evicting anything. False: none. A thread of ours.
  */
 bool iswf_ahead(void);
+/* Makes one huge page of zeros for a first touch to come. False: there are enough. A thread of
+ * ours.
+ */
+bool iswf_make_ready(void);
 /* Tells the device of one block that no longer needs a place; false: there is none. */
 bool iswf_drop(void);
 /*

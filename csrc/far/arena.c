@@ -498,5 +498,7 @@ void iswf_retire(void)
 		(void)ask_kernel(last.first, last.first + last.pages, -1);
 	}
 	retire_slots(A->shadow, ISWF_SHADOW_SLOTS, &A->shadow_free_count);
+	while (A->ready_count > 0)
+		A->cradle_free[A->cradle_free_count++] = A->ready[--A->ready_count];
 	retire_slots(A->cradle, ISWF_CRADLE_SLOTS, &A->cradle_free_count);
 }

@@ -5,6 +5,7 @@
  * claimed block marks it as wanted: its release wakes the thread, which faults again if it has to.
  */
 #include <errno.h>
+#include <string.h>
 #include <time.h>
 
 #include "far/blocks.h"
@@ -20,6 +21,10 @@ struct iswf_agent iswf_agent = {
 };
 
 #define VICTIMS_LOOKED_AT 256u
+/* Blocks of zeros that are made before anybody asks, and the least budget beside which they count
+ * for little. */
+#define READY_MAX        2u
+#define READY_BUDGET_MIN (64 * (int64_t)ISWF_BLOCK_PAGES)
 
 #define A (&iswf_agent)
 
@@ -242,14 +247,70 @@ void iswf_shadow_give(struct iswf_block *b)
 	b->ahead = false;
 }
 
+static char *cradle_slot(uint32_t slot)
+{
+	return A->cradle + (uint64_t)slot * ISWF_BLOCK_BYTES;
+}
+
 char *iswf_cradle_take(void)
 {
+	if (A->ready_count > 0) {
+		pthread_cond_signal(&A->work); /* for the next one */
+		return cradle_slot(A->ready[--A->ready_count]);
+	}
 	if (A->cradle_free_count == 0)
 		return NULL;
 	iswf_need(ISWF_BLOCK_PAGES);
 	if (A->cradle_free_count == 0)
 		return NULL;
-	return A->cradle + (uint64_t)A->cradle_free[--A->cradle_free_count] * ISWF_BLOCK_BYTES;
+	return cradle_slot(A->cradle_free[--A->cradle_free_count]);
+}
+
+/* Lock held. What is ready is not held: it lessens what the budget leaves, as others' memory. */
+static bool lacks_ready(void)
+{
+	return !iswf_rests() && A->ready_count < READY_MAX && A->cradle_free_count > 1 &&
+	       A->budget_pages >= READY_BUDGET_MIN &&
+	       A->held_pages + ISWF_BLOCK_PAGES <= A->budget_pages;
+}
+
+bool iswf_make_ready(void)
+{
+	uint32_t slot = ISWF_NONE;
+
+	pthread_mutex_lock(&A->lock);
+	if (lacks_ready())
+		slot = A->cradle_free[--A->cradle_free_count];
+	pthread_mutex_unlock(&A->lock);
+	if (slot == ISWF_NONE)
+		return false;
+	iswf_cradle_open(cradle_slot(slot));
+	pthread_mutex_lock(&A->lock);
+	A->ready[A->ready_count++] = slot;
+	pthread_mutex_unlock(&A->lock);
+	return true;
+}
+
+static void touch(char *at, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i += ISWF_PAGE_BYTES)
+		((volatile char *)at)[i] = 0;
+}
+
+/* Where single pages have been, their page table keeps huge ones away. */
+void iswf_cradle_open(char *cradle)
+{
+	touch(cradle, 1);
+	if (A->ops->is_huge(cradle))
+		return;
+	(void)A->ops->renew(cradle);
+	touch(cradle, ISWF_BLOCK_BYTES);
+}
+
+void iswf_cradle_clear(char *cradle, size_t moved)
+{
+	if (moved < ISWF_BLOCK_BYTES && A->ops->renew(cradle) != 0)
+		memset(cradle + moved, 0, ISWF_BLOCK_BYTES - moved); /* all may be locked */
 }
 
 void iswf_cradle_give(char *cradle)

@@ -23,8 +23,13 @@ void iswf_shadow_take(struct iswf_block *b);
 void iswf_shadow_give(struct iswf_block *b); /* unless something is aside */
 char *iswf_shadow_of(const struct iswf_block *b);
 bool iswf_is_shadow(const char *at);
-char *iswf_cradle_take(void); /* NULL: all are taken. May wait for memory. */
+/* A slot that nobody else uses; NULL: all are taken. May wait for memory. */
+char *iswf_cradle_take(void);
 void iswf_cradle_give(char *cradle);
+/* Without the lock: there are pages in all of the slot, of zeros, one if that can be. */
+void iswf_cradle_open(char *cradle);
+/* The same: what a move out of the slot, of so many bytes, has left there is gone. */
+void iswf_cradle_clear(char *cradle, size_t moved);
 
 /* Where pages of a block go, and what came of it; the others are still where they were. */
 struct iswf_place {
@@ -52,8 +57,6 @@ void iswf_fetch(uint32_t block, struct iswf_place *place, const struct iswf_mask
  */
 struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, char *cradle,
 				  char *to);
-/* What a move out of the cradle has left there is gone, with its page table. */
-void iswf_clear_cradle(char *cradle, size_t moved);
 
 /* ahead.c: the block came whole, for a fault; the next one in its row may be wished for. */
 void iswf_came_whole(uint32_t block);

@@ -8,41 +8,66 @@
 #include "far/blocks.h"
 
 /*
- * The block is bought once this much rent was paid in small fetches of one stay. A fetch a little
- * behind the one before counts for four: a program that walks through the block will want all of
- * it, and fourteen such fetches take as long. One anywhere says nothing of the next.
+ * A block is bought once this much rent was paid in small fetches of one stay: a purchase costs as
+ * much as some sixty of them, and the memory of 512 pages. Where the blocks in use at once are few
+ * enough to stay, all of them will be wanted soon, however the program jumps about: RENT_FITS.
+ * Else they would only drive each other out: RENT_MAX, of which a fetch near the one before pays
+ * more, since a program that walks through a block wants all of it.
  */
-#define RENT_MAX      56u
-#define RENT_NEAR     4u
-#define NEAR_PAGES    32u
+#define RENT_FITS  6u
+#define RENT_MAX   128u
+#define RENT_NEAR  9u
+#define NEAR_PAGES 32u
+/* How many small fetches count when it is judged how many blocks are in use at once ... */
+#define REUSE_FETCHES 32u
+/* ... and the share of the budget that these may be: not all that is home was fetched. */
+#define FITS_SHARE 4u
+/*
+ * Where of the last stays this share began with a walk through the whole block, the next one is
+ * bought at its first fault; but for a few that are rented as before, to see whether it still is
+ * so.
+ */
+#define WALK_STAYS    16u
+#define WALK_SHARE    (WALK_STAYS * 3 / 4 * WALK_ONE)
+#define WALK_ONE      64u
+#define WALK_SAMPLE   4u
 #define WINDOW_GROWTH 4u
 #define FILL_PAGES    16u
 /* A block of which this much is far comes back as a huge page. */
-#define WHOLE_PAGES_MIN 448u
+#define WHOLE_PAGES_MIN 384u
 
 #define A (&iswf_agent)
 
+/* How many pages come after so many, of `limit` that are left in that direction. */
+static uint32_t grown(uint32_t pages, uint32_t limit)
+{
+	pages *= WINDOW_GROWTH;
+	/* Near the border of the block it is not worth another fault. */
+	return pages > limit || pages >= ISWF_BLOCK_PAGES / 4 ? limit : pages;
+}
+
 /*
- * How much of the block is fetched for a fault at `page`: a window that grows while faults follow
- * each other, and all once that is the cheaper way.
+ * What of the block is fetched for a fault at `page`: a window that grows while faults follow each
+ * other upwards or downwards, from the next block, too.
  */
-static void choose_window(struct iswf_block *b, uint32_t block, uint32_t page, uint32_t *end_out)
+static struct iswf_mask choose_window(struct iswf_block *b, uint32_t block, uint32_t page)
 {
 	const struct iswf_block *before = block > 0 ? b - 1 : NULL;
-	uint32_t window = 1;
+	const struct iswf_block *behind = block + 1 < A->blocks_count ? b + 1 : NULL;
+	uint32_t last = ISWF_BLOCK_PAGES - 1, first = page, end = page + 1;
 
 	if (b->window != 0 && page == b->window_end)
-		window = b->window * WINDOW_GROWTH;
+		end = page + grown(b->window, ISWF_BLOCK_PAGES - page);
+	else if (b->window != 0 && page + 1 + b->window == b->window_end)
+		first = end - grown(b->window, end);
 	else if (page == 0 && before != NULL && before->window_end == ISWF_BLOCK_PAGES)
-		window = before->window * WINDOW_GROWTH;
-	if (window > ISWF_BLOCK_PAGES - page)
-		window = ISWF_BLOCK_PAGES - page;
-	/* Near the end of the block it is not worth another fault. */
-	if (window >= ISWF_BLOCK_PAGES / 4)
-		window = ISWF_BLOCK_PAGES - page;
-	b->window = (uint16_t)window;
-	b->window_end = (uint16_t)(page + window);
-	*end_out = page + window;
+		end = grown(before->window, ISWF_BLOCK_PAGES);
+	else if (page == last && behind != NULL && behind->window != 0 &&
+		 behind->window == behind->window_end)
+		first = end - grown(behind->window, ISWF_BLOCK_PAGES);
+	b->window = (uint16_t)(end - first);
+	b->window_end = (uint16_t)end;
+	return iswf_mask_range(first, end);
 }
 
 static void whole_window(struct iswf_block *b)
@@ -51,10 +76,56 @@ static void whole_window(struct iswf_block *b)
 	b->window_end = ISWF_BLOCK_PAGES;
 }
 
-/* A little behind what was fetched last. */
+/* A little behind what was fetched last, or before it. */
 static bool is_near(const struct iswf_block *b, uint32_t page)
 {
-	return b->window != 0 && page >= b->window_end && page - b->window_end < NEAR_PAGES;
+	uint32_t first = b->window_end - b->window;
+
+	if (b->window == 0)
+		return false;
+	return page < first ? first - page <= NEAR_PAGES : page - b->window_end < NEAR_PAGES;
+}
+
+static uint32_t budget_blocks(void)
+{
+	return A->budget_pages > 0 ? (uint32_t)(A->budget_pages / ISWF_BLOCK_PAGES) : 0;
+}
+
+/*
+ * A small fetch. As many as came since the block's last one, so many blocks are in use at once,
+ * at most; on average these are A->reuse / REUSE_FETCHES.
+ */
+static void note_reuse(struct iswf_block *b)
+{
+	uint32_t distance_max = 2 * budget_blocks(), distance = distance_max;
+
+	if (b->fetched_at != 0 && A->small_count - b->fetched_at < distance_max)
+		distance = A->small_count - b->fetched_at;
+	A->reuse += distance;
+	A->reuse -= A->reuse / REUSE_FETCHES;
+	A->small_count++;
+	b->fetched_at = A->small_count;
+}
+
+/* A stay begins: whether the block is bought at once. */
+static bool will_walk(void)
+{
+	A->stays_count++;
+	if (A->walks >= WALK_SHARE && A->stays_count % WALK_SAMPLE != 0)
+		return true;
+	A->walks -= A->walks / WALK_STAYS;
+	return false;
+}
+
+/* Whether the block comes whole from now on. */
+static bool is_bought(struct iswf_block *b, uint32_t page)
+{
+	bool fits = A->reuse / REUSE_FETCHES * FITS_SHARE <= budget_blocks();
+
+	if (b->rent == 0 && will_walk())
+		return true;
+	b->rent += is_near(b, page) ? RENT_NEAR : 1;
+	return b->rent > (fits ? RENT_FITS : RENT_MAX);
 }
 
 static bool is_alone(const struct iswf_block *b)
@@ -86,25 +157,33 @@ static bool fault_whole(struct iswf_block *b, uint32_t block)
 	return iswf_mask_any(&came);
 }
 
+/* Lock held, claimed. False: as before, by pages. */
+static bool buy(struct iswf_block *b, uint32_t block)
+{
+	whole_window(b);
+	iswf_came_whole(block);
+	return is_alone(b) && iswf_mask_count(&b->far) >= WHOLE_PAGES_MIN && fault_whole(b, block);
+}
+
 /* Lock held, claimed. */
 static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 {
 	struct iswf_place place = {.to = iswf_at(block)};
 	struct iswf_mask wanted;
-	uint32_t end;
+	bool bought;
 
-	b->rent += is_near(b, page) ? RENT_NEAR : 1;
-	choose_window(b, block, page, &end);
-	if (b->rent > RENT_MAX || b->window >= ISWF_BLOCK_PAGES / 4) {
-		whole_window(b);
-		page = 0;
-		end = ISWF_BLOCK_PAGES;
-		iswf_came_whole(block);
+	note_reuse(b);
+	bought = is_bought(b, page);
+	wanted = choose_window(b, block, page);
+	if (!bought && b->window >= ISWF_BLOCK_PAGES / 4) {
+		A->walks += WALK_ONE;
+		bought = true;
 	}
-	if (end - page == ISWF_BLOCK_PAGES && is_alone(b) &&
-	    iswf_mask_count(&b->far) >= WHOLE_PAGES_MIN && fault_whole(b, block))
-		return;
-	wanted = iswf_mask_range(page, end);
+	if (bought) {
+		if (buy(b, block))
+			return;
+		wanted = iswf_mask_range(0, ISWF_BLOCK_PAGES);
+	}
 	wanted = iswf_mask_and(&wanted, &b->far);
 	iswf_need(iswf_mask_count(&wanted));
 	pthread_mutex_unlock(&A->lock);
@@ -141,10 +220,9 @@ static void fill_whole(struct iswf_block *b, uint32_t block)
 		return;
 	whole_window(b);
 	pthread_mutex_unlock(&A->lock);
-	for (size_t at = 0; at < ISWF_BLOCK_BYTES; at += ISWF_PAGE_BYTES)
-		((volatile char *)cradle)[at] = 0;
+	iswf_cradle_open(cradle);
 	(void)A->ops->move(iswf_at(block), cradle, ISWF_BLOCK_BYTES, &moved);
-	iswf_clear_cradle(cradle, moved);
+	iswf_cradle_clear(cradle, moved);
 	pthread_mutex_lock(&A->lock);
 	iswf_cradle_give(cradle);
 	came = iswf_mask_range(0, (uint32_t)(moved / ISWF_PAGE_BYTES));
@@ -155,16 +233,13 @@ static void fill_whole(struct iswf_block *b, uint32_t block)
 static void fault_empty(struct iswf_block *b, uint32_t block, uint32_t page)
 {
 	struct iswf_place place = {.to = iswf_at(block)};
-	struct iswf_mask wanted;
-	uint32_t end;
+	struct iswf_mask wanted = choose_window(b, block, page);
 
-	choose_window(b, block, page, &end);
 	/* By single faults 2 MiB would cost many times as much, and stay single pages. */
 	if (is_alone(b) && !iswf_mask_any(&b->far) && iswf_mask_count(&b->live) == ISWF_BLOCK_PAGES)
 		fill_whole(b, block);
 	if (iswf_has(&b->home, page))
 		return;
-	wanted = iswf_mask_range(page, end);
 	iswf_mask_take(&wanted, &b->home);
 	iswf_mask_take(&wanted, &b->aside);
 	iswf_mask_take(&wanted, &b->far);

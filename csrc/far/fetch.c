@@ -207,12 +207,6 @@ void iswf_fetch(uint32_t block, struct iswf_place *place, const struct iswf_mask
 	iswf_count(&A->count.fetch_wait_ns, iswf_now_ns() - begin);
 }
 
-void iswf_clear_cradle(char *cradle, size_t moved)
-{
-	if (A->ops->renew(cradle) != 0)
-		memset(cradle + moved, 0, ISWF_BLOCK_BYTES - moved); /* all may be locked */
-}
-
 struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, char *cradle,
 				  char *to)
 {
@@ -225,6 +219,7 @@ struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, c
 	uint64_t begin = iswf_now_ns();
 	size_t moved = 0;
 
+	iswf_cradle_open(cradle);
 	if (ask_pages(&arrival) == 0) {
 		/* The device may have kept bytes of pages that are zeros by now. */
 		for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
@@ -232,7 +227,7 @@ struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, c
 				memset(cradle + (size_t)page * ISWF_PAGE_BYTES, 0, ISWF_PAGE_BYTES);
 		(void)A->ops->move(to, cradle, ISWF_BLOCK_BYTES, &moved);
 	}
-	iswf_clear_cradle(cradle, moved);
+	iswf_cradle_clear(cradle, moved);
 	iswf_count(&A->count.fetches, 1);
 	iswf_count(&A->count.pages_in, moved / ISWF_PAGE_BYTES);
 	iswf_count(&A->count.fetch_wait_ns, iswf_now_ns() - begin);

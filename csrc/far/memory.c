@@ -44,6 +44,17 @@ struct uffdio_poison {
 #ifndef USERFAULTFD_IOC_NEW /* Linux 6.1 */
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
+#ifndef PAGEMAP_SCAN /* Linux 6.7 */
+struct page_region {
+	__u64 start, end, categories;
+};
+struct pm_scan_arg {
+	__u64 size, flags, start, end, walk_end, vec, vec_len, max_pages;
+	__u64 category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+#define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
+#define PAGE_IS_HUGE (1 << 6)
+#endif
 
 /* The reader waits for an operation under way: not for long. */
 #define COPY_BYTES_MAX (128u << 10)
@@ -297,6 +308,22 @@ static int real_renew(char *slot)
 	return 0;
 }
 
+static bool real_is_huge(const char *slot)
+{
+	struct page_region region;
+	struct pm_scan_arg scan = {
+		.size = sizeof(scan),
+		.start = (uintptr_t)slot,
+		.end = (uintptr_t)slot + ISWF_PAGE_BYTES,
+		.vec = (uintptr_t)&region,
+		.vec_len = 1,
+		.category_mask = PAGE_IS_HUGE,
+		.return_mask = PAGE_IS_HUGE,
+	};
+
+	return ioctl(pagemap, PAGEMAP_SCAN, &scan) != 0;
+}
+
 static bool real_is_zeros(const char *page)
 {
 	uint64_t word;
@@ -327,6 +354,7 @@ const struct iswf_ops iswf_real_ops = {
 	.wake = real_wake,
 	.discard = real_discard,
 	.renew = real_renew,
+	.is_huge = real_is_huge,
 	.fill_holes = real_fill_holes,
 	.is_zeros = real_is_zeros,
 	.unmap = real_unmap,

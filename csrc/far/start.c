@@ -77,6 +77,8 @@ static bool work_once(void)
 	evict = wants_eviction(&aside_max);
 	full = A->queues[ISWF_Q_ASIDE].count > aside_max;
 	pthread_mutex_unlock(&A->lock);
+	if (iswf_make_ready())
+		return true;
 	if (!evict)
 		return iswf_ahead() || iswf_drop();
 	if (!full && iswf_evict())

@@ -205,6 +205,81 @@ WORLD_TEST(the_far_range_begins_at_a_slab,
 	CHECK(asked.answers == 1 && asked.error == 0);
 }
 
+static const struct iswi_transport_ops *unwatched;
+static const struct iswi_queue *went_over;
+
+static void watched_submit(struct iswi_queue *queue, struct iswi_xfer *first)
+{
+	went_over = queue;
+	unwatched->submit(queue, first);
+}
+
+static struct iswi_queue **watch_queues(struct world *w, uint32_t remote)
+{
+	static struct iswi_transport_ops watched;
+	struct iswi_remote *r = &w->e->remotes[remote];
+
+	unwatched = r->queues[0]->ops;
+	watched = *unwatched;
+	watched.submit = watched_submit;
+	for (uint32_t i = 0; i < r->queues_count; i++)
+		r->queues[i]->ops = &watched;
+	return r->queues;
+}
+
+/* Of one page each. */
+WORLD_TEST(a_far_read_goes_behind_no_far_write, FAR_WORLD)
+{
+	uint32_t remote = remote_new(w), page = PAGES - SLAB_PAGES;
+	struct iswi_queue **queues = watch_queues(w, remote);
+	struct asked asked;
+
+	map(w, SLABS - 1, remote);
+	map(w, 0, remote);
+	put_one(w, &asked, page, ISWI_REQ_FAR);
+	CHECK(went_over == queues[1]);
+	settle(w);
+	ask(w, &asked, ISWI_READ, page, ISWI_REQ_FAR);
+	CHECK(went_over == queues[0]);
+	settle(w);
+	put_one(w, &asked, 0, 0);
+	CHECK(went_over == queues[0]); /* what belongs to a block device keeps its order */
+	settle(w);
+}
+
+/*
+ * Agents read ahead themselves. One page after the other of the slab before far memory, or of far
+ * memory; each was written by such a request.
+ */
+static void read_slab(struct world *w, uint32_t first, uint32_t flags)
+{
+	struct asked asked;
+
+	for (uint32_t page = first; page < first + SLAB_PAGES; page++) {
+		put_one(w, &asked, page, flags);
+		settle(w);
+	}
+	for (uint32_t page = first; page < first + SLAB_PAGES; page++) {
+		ask(w, &asked, ISWI_READ, page, flags);
+		settle(w);
+		CHECK(asked.answers == 1 && asked.error == 0);
+	}
+}
+
+WORLD_TEST(nothing_of_far_memory_is_read_ahead,
+	   WORLD_BUT(config.far_bytes = FAR_PAGES * ISW_PAGE_BYTES;
+		     config.flags = ISW_ENGINE_READ_AHEAD))
+{
+	uint32_t remote = remote_new(w), far_page = PAGES - FAR_PAGES;
+
+	map(w, far_page / SLAB_PAGES, remote);
+	map(w, far_page / SLAB_PAGES - 1, remote);
+	read_slab(w, far_page, ISWI_REQ_FAR);
+	CHECK_EQ(stats_of(w).pages_ahead, 0);
+	read_slab(w, far_page - SLAB_PAGES, 0);
+	CHECK(stats_of(w).pages_ahead > 0 && stats_of(w).pages_ahead < SLAB_PAGES);
+}
+
 /* Where nothing has a page any more far memory is told so: it must not take it for a failure. */
 WORLD_TEST(a_lost_page_is_told_from_a_failed_read,
 	   WORLD_BUT(config.far_bytes = FAR_PAGES * ISW_PAGE_BYTES;

@@ -23,6 +23,8 @@
 #define EVENTS 64u
 #define ALLOCS 24u
 #define LOST   UINT64_MAX
+/* A budget beside which a few blocks are little. */
+#define LARGE_PAGES (64 * (int64_t)ISWF_BLOCK_PAGES)
 
 #define A (&iswf_agent)
 
@@ -314,6 +316,14 @@ static int fake_renew(char *slot)
 	return 0;
 }
 
+static bool fake_is_huge(const char *slot)
+{
+	uint32_t page;
+
+	CHECK(range_of((char *)(uintptr_t)slot, &page) == &cradle);
+	return calm || below(4) != 0;
+}
+
 static void fake_fill_holes(char *at, size_t bytes)
 {
 	uint32_t page;
@@ -460,6 +470,7 @@ static const struct iswf_ops fake_ops = {
 	.wake = fake_wake,
 	.discard = fake_discard,
 	.renew = fake_renew,
+	.is_huge = fake_is_huge,
 	.fill_holes = fake_fill_holes,
 	.is_zeros = fake_is_zeros,
 	.unmap = fake_unmap,
@@ -757,9 +768,11 @@ static void step(bool rare)
 	} else if (kind < 430) {
 		for (uint32_t page = first; page < end; page++)
 			change(page);
-	} else if (kind < 480) {
+	} else if (kind < 470) {
 		for (uint32_t page = first; page < end; page++)
 			look(page);
+	} else if (kind < 480) {
+		(void)iswf_make_ready();
 	} else if (kind < 630) {
 		(void)iswf_evict();
 	} else if (kind < 780) {
@@ -829,6 +842,7 @@ static void begin(void)
 	memset(A->queues, 0, sizeof(A->queues));
 	memset(&A->count, 0, sizeof(A->count));
 	A->wishes_count = A->ahead_count = A->whole_count = 0;
+	A->small_count = A->reuse = A->stays_count = A->walks = A->ready_count = 0;
 	A->shadow_free_count = A->cradle_free_count = 0;
 	for (uint32_t i = 0; i < SLOTS; i++)
 		A->shadow_free[A->shadow_free_count++] = i;
@@ -886,7 +900,7 @@ static void check_books(void)
 	CHECK_EQ(ahead, A->ahead_count);
 	CHECK_EQ(held, A->held_pages);
 	CHECK_EQ(slots, SLOTS);
-	CHECK_EQ(A->cradle_free_count, ISWF_CRADLE_SLOTS);
+	CHECK_EQ(A->cradle_free_count + A->ready_count, ISWF_CRADLE_SLOTS);
 	check_free_slots();
 }
 
@@ -915,6 +929,8 @@ static void run(uint64_t seed, uint32_t steps)
 	lossy = seed % 4 == 3;
 	places = seed % 4 == 2 ? BLOCKS / 2 : BLOCKS;
 	begin();
+	if (seed % 2 != 0)
+		A->budget_pages = LARGE_PAGES;
 	for (uint32_t i = 0; i < ALLOCS; i++)
 		allocate();
 	for (uint32_t i = 0; i < steps; i++) {
@@ -990,10 +1006,113 @@ static void pages_of_zeros_do_not_leave(void)
 	end_ranges();
 }
 
+/* At most two, and none where memory is short; the next first touch takes one. */
+static void what_is_ready_serves_the_first_touch(void)
+{
+	lossy = false;
+	calm = true;
+	begin();
+	CHECK(iswf_take(2 * (size_t)ISWF_BLOCK_BYTES, 0, true) == arena.at);
+	CHECK(!iswf_make_ready());
+	A->budget_pages = LARGE_PAGES;
+	A->held_pages = LARGE_PAGES - ISWF_BLOCK_PAGES + 1;
+	CHECK(!iswf_make_ready());
+	A->held_pages = 0;
+	CHECK(iswf_make_ready() && iswf_make_ready() && !iswf_make_ready());
+	iswf_fault(page_at(&arena, 300));
+	CHECK_EQ(A->ready_count, 1);
+	CHECK_EQ(A->held_pages, ISWF_BLOCK_PAGES);
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
+		look(page);
+	check_books();
+	end_ranges();
+}
+
 static void read_block(uint32_t block, bool upwards)
 {
 	for (uint32_t i = 0; i < ISWF_BLOCK_PAGES; i++)
 		look(block * ISWF_BLOCK_PAGES + (upwards ? i : ISWF_BLOCK_PAGES - 1 - i));
+}
+
+/* A page, four, sixteen, sixty-four, and the rest. */
+static void a_walk_takes_larger_and_larger_steps(bool upwards)
+{
+	uint32_t before;
+
+	begin_far();
+	A->reuse = 1u << 20; /* as after touches all over */
+	before = reads;
+	read_block(2, upwards);
+	CHECK_EQ(reads - before, 5);
+	check_books();
+	end_ranges();
+}
+
+static void leave_all(void)
+{
+	while (iswf_evict())
+		CHECK(iswf_send());
+	CHECK_EQ(A->held_pages, 0);
+}
+
+/* Reads of each block, single pages far from each other, of all blocks by turns, until whole. */
+static uint32_t price_by_turns(void)
+{
+	uint32_t before = reads, price = 0;
+
+	for (uint32_t i = 0; iswf_mask_any(&A->blocks[0].far); i++) {
+		for (uint32_t block = 0; block < BLOCKS; block++)
+			iswf_fault(iswf_at(block) +
+				   (size_t)(i * 67 % ISWF_BLOCK_PAGES) * ISWF_PAGE_BYTES);
+		price = (reads - before) / BLOCKS;
+	}
+	return price;
+}
+
+/* Blocks that the budget has room for many times over are worth having whole at once. */
+static void few_blocks_in_use_are_bought_soon(void)
+{
+	uint32_t price;
+
+	begin_far();
+	A->budget_pages = LARGE_PAGES;
+	(void)price_by_turns();
+	leave_all();
+	price = price_by_turns();
+	CHECK(price > 2 && price < 10);
+	/* The same where they hardly have room. */
+	leave_all();
+	A->budget_pages = PAGES;
+	price = price_by_turns();
+	CHECK(price > 100);
+	check_books();
+	end_ranges();
+}
+
+/* Where blocks are walked through again and again, most come whole at the first fault. */
+static void walks_are_expected_after_walks(void)
+{
+	uint32_t before, whole = 0;
+
+	begin_far();
+	for (uint32_t i = 0; i < 40; i++) {
+		A->reuse = 1u << 20;
+		before = reads;
+		read_block(i * 2 % BLOCKS, true); /* in no row */
+		leave_all();
+		if (i >= 24)
+			whole += reads - before == 1;
+	}
+	CHECK_EQ(whole, 12); /* of 16: the others are looked at */
+	/* ... and not once they are no longer: a page of each. */
+	for (uint32_t i = 0; i < 40; i++) {
+		iswf_fault(iswf_at(i % BLOCKS) + ISWF_BLOCK_BYTES / 2);
+		whole = iswf_mask_count(&A->blocks[i % BLOCKS].home);
+		leave_all();
+	}
+	CHECK_EQ(whole, 1);
+	check_books();
+	end_ranges();
 }
 
 static bool is_aside(uint32_t block)
@@ -1096,6 +1215,11 @@ int main(int argc, char **argv)
 	a_block_that_is_home_as_a_whole_leaves_first();
 	parts_of_mappings_are_no_allocations();
 	the_first_touch_of_a_block_makes_all_of_it();
+	what_is_ready_serves_the_first_touch();
+	a_walk_takes_larger_and_larger_steps(true);
+	a_walk_takes_larger_and_larger_steps(false);
+	few_blocks_in_use_are_bought_soon();
+	walks_are_expected_after_walks();
 	pages_of_zeros_do_not_leave();
 	for (uint64_t seed = first; seed < first + seeds; seed++) {
 		printf("seed %llu\n", (unsigned long long)seed);

@@ -44,10 +44,10 @@ static bool next_pages(const struct isw_engine *e, struct iswi_stream *s, struct
 		if (s->ahead < s->end || s->ahead > s->end + LEAP_PAGES)
 			s->ahead = s->end;
 		page = s->ahead;
-		if (page >= s->end + DEPTH_PAGES || page >= e->pages)
+		if (page >= s->end + DEPTH_PAGES || page >= iswi_far_page(e))
 			return false;
 		slab = page / e->slab_pages;
-		end = ISWI_MIN(iswi_group_end(page, e->pages), (slab + 1) * e->slab_pages);
+		end = ISWI_MIN(iswi_group_end(page, iswi_far_page(e)), (slab + 1) * e->slab_pages);
 	} else {
 		if (s->ahead > s->page || s->ahead + LEAP_PAGES < s->page)
 			s->ahead = s->page;
@@ -197,7 +197,7 @@ void iswi_ahead_note(struct isw_engine *e, uint64_t page, uint64_t end, struct i
 	struct iswi_stream *s;
 	uint32_t count = 0;
 
-	if (!a)
+	if (!a || page >= iswi_far_page(e))
 		return;
 	pthread_mutex_lock(&a->lock);
 	s = iswi_trend_note(a->streams, ISWI_AHEAD_STREAMS, ++a->requests, page, end);

@@ -64,6 +64,19 @@ bool iswi_remote_avoid(const struct iswi_remote *r)
 	return atomic_load_explicit(&r->owed, memory_order_relaxed) >= ISWI_OWED_MAX;
 }
 
+/*
+ * Which of the remote's connections the op goes over. Blocks of far memory are large: a read that
+ * went behind a write of one would wait until the donor had all of that, so they keep apart.
+ */
+static uint32_t queue_of(const struct isw_engine *e, const struct iswi_op *op, uint32_t count)
+{
+	uint32_t stripe = (uint32_t)(op->page / ISWI_STRIPE_PAGES), half = count / 2;
+
+	if (half == 0 || op->page < iswi_far_page(e))
+		return stripe % count;
+	return op->xfer.kind == ISWI_XFER_READ ? stripe % half : half + stripe % (count - half);
+}
+
 /* The op's connection, and where its pages lie there. Once for each op: it is on its way now. */
 static struct iswi_queue *address(struct isw_engine *e, struct iswi_op *op)
 {
@@ -78,7 +91,7 @@ static struct iswi_queue *address(struct isw_engine *e, struct iswi_op *op)
 	op->xfer.offset =
 		atomic_load_explicit(&p->slot, memory_order_relaxed) * e->config.slab_bytes +
 		op->page % e->slab_pages * ISW_PAGE_BYTES;
-	return r->queues[op->page / ISWI_STRIPE_PAGES % count];
+	return r->queues[queue_of(e, op, count)];
 }
 
 static struct iswi_op *next_op(const struct iswi_op *op)

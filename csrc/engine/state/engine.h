@@ -26,6 +26,7 @@
  *      pages are read again, likewise once; when both legs fail, the last one to end goes on for
  *      the request. Buffers and ops of both legs are given back when both have ended, and only by
  *      completion events; the donor's leg keeps its use of the slab's place until its own end (R5).
+ *      What a leg in vain brings may be half of a newer version, and nobody looks at it.
  *  R8  A slab that migrates has two places. Writes go to the current one, at_place says where a
  *      page was valid last, and only an acknowledgement moves it. A place becomes current before
  *      anybody checks whether the other one is still written to.
@@ -33,7 +34,8 @@
  *      when the read begins, of a page that is remote-valid where it is read and that no
  *      other group has. It is cleared with remote-valid, by a write, a TRIM or an unmapping, under
  *      the same lock. Bytes come to rest when they match the page's seal. So they are of the
- *      newest version, and never its only copy; and nothing of them is in the arena.
+ *      newest version, and never its only copy; and nothing of them is in the arena. Pages of far
+ *      memory are never read ahead here: agents do that, and their reads overtake their writes.
  *  R15 A read ahead on its way holds a use of its place (R5). At rest it is no use, no entry and no
  *      activity. A request that joins has one of its pending there, which is taken once: by the
  *      read's end, or when that is slow. What it did not get by then is read in another way.
@@ -201,6 +203,12 @@ struct isw_engine {
 	struct iswi_latency read_latency, waited_read_latency, write_latency, remote_read_latency,
 		remote_write_latency, backup_read_latency, backup_write_latency;
 };
+
+/* Pages from here on are of far memory: what its agents read ahead and in which order is theirs. */
+static inline uint64_t iswi_far_page(const struct isw_engine *e)
+{
+	return (e->config.size_bytes - e->config.far_bytes) / ISW_PAGE_BYTES;
+}
 
 static inline bool iswi_hedges(const struct isw_engine *e)
 {
