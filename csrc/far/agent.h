@@ -14,7 +14,7 @@
  * A page of the arena is, as the block's masks say: home (the kernel has it in the arena, in memory
  * or in swap), aside (in the block's slot of the shadow), far (the device has it), or none of
  * these: then it is zeros and nothing has it. `live` pages belong to an allocation; others are not
- * sent.
+ * sent, and may hold what an allocation left there.
  *
  * Rules, beside those of the ring; each with its test (tests/c/test_far_*.c):
  *  F1  The device process has a duplicate of the userfaultfd, so no absent page becomes zeros when
@@ -67,7 +67,24 @@ struct iswf_mask {
 	uint64_t word[ISWF_WORDS];
 };
 
-enum iswf_queue_name { ISWF_Q_NONE, ISWF_Q_HOME, ISWF_Q_ASIDE, ISWF_Q_DROP, ISWF_QUEUES };
+/* FREED: home, and no page of it belongs to an allocation. DROP: it is nowhere but has a place. */
+enum iswf_queue_name {
+	ISWF_Q_NONE,
+	ISWF_Q_HOME,
+	ISWF_Q_FREED,
+	ISWF_Q_ASIDE,
+	ISWF_Q_DROP,
+	ISWF_QUEUES
+};
+
+/* What becomes of pages that are needed no more. */
+enum iswf_fate {
+	ISWF_ZEROS, /* the program may read them again */
+	ISWF_DEAD,  /* they are not live, and what cannot be given again is unmapped */
+	ISWF_FREED, /* the same, but what is home stays as it is, for the next allocation there */
+};
+
+enum iswf_request { ISWF_MALLOC, ISWF_CALLOC, ISWF_MAPPING };
 
 /* All under the lock; the masks of a claimed block change by who has claimed it alone. */
 struct iswf_block {
@@ -226,11 +243,8 @@ bool iswf_ahead(void);
 bool iswf_make_ready(void);
 /* Tells the device of one block that no longer needs a place; false: there is none. */
 bool iswf_drop(void);
-/*
- * Pages [first, end) of the block are needed no more: they are zeros. dead: nor are they live, and
- * what cannot be given again is unmapped. 0, or -errno: some could not be discarded.
- */
-int iswf_discard(uint32_t block, uint32_t first, uint32_t end, bool dead);
+/* Pages [first, end) of the block. 0, or -errno: some could not be discarded. */
+int iswf_discard(uint32_t block, uint32_t first, uint32_t end, enum iswf_fate fate);
 /* Pages [first, end) of the block are the kernel's: whatever is there is no longer touched. */
 void iswf_lose(uint32_t block, uint32_t first, uint32_t end);
 /*
@@ -246,13 +260,15 @@ void iswf_removed(char *from, char *end, bool unmapped, char *to);
 void iswf_clocks_init(void); /* of the conditions, before any is waited for */
 /* Lock held: at most so long, below a second. */
 void iswf_wait(pthread_cond_t *cond, long ns);
+/* Lock held: less is free than is kept free, so that nobody has to wait for room. */
+bool iswf_is_tight(void);
 /* So many pages may be used now, or after a while. */
 void iswf_need(int64_t pages);
 
 /* -------------------------------------------------------- allocations (arena.c) */
 
-/* NULL: there is no room. It is zeros. */
-char *iswf_take(size_t bytes, size_t align, bool is_mapping);
+/* NULL: there is no room. It is zeros, but for ISWF_MALLOC. */
+char *iswf_take(size_t bytes, size_t align, enum iswf_request request);
 /* The size of the allocation that begins there, in pages; 0: none does. No lock. */
 uint32_t iswf_size_of(const void *at);
 uint32_t iswf_size_of_mapping(const void *at); /* the same, of one that was taken as a mapping */

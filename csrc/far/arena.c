@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which pages of the arena belong to which allocation. Free space is a sorted table of extents,
- * taken first fit. What was freed is zeros before it is free; so whatever is taken is zeros. A page
- * that is the kernel's (`hole`) is never free again, whoever has mapped what there.
+ * taken first fit. What free() gives back stays as it is while there is room, so that the next
+ * allocation there costs no fault; what must be zeros is made so when it is taken. A page that is
+ * the kernel's (`hole`) is never free again, whoever has mapped what there.
  */
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "far/agent.h"
+#include "far/blocks.h"
 #include "far/real.h"
 
 #define EXTENTS_MAX (1u << 17)
@@ -200,17 +201,35 @@ static int become_live(uint32_t block, uint32_t first, uint32_t end)
 	if (block >= A->blocks_used)
 		A->blocks_used = block + 1;
 	iswf_mask_add(&A->blocks[block].live, &mask);
+	if (!A->blocks[block].claimed) /* else its release does */
+		iswf_sort(block);
 	return 0;
 }
 
 static int die(uint32_t block, uint32_t first, uint32_t end)
 {
-	return iswf_discard(block, first, end, true);
+	return iswf_discard(block, first, end, ISWF_DEAD);
+}
+
+static int become_free(uint32_t block, uint32_t first, uint32_t end)
+{
+	return iswf_discard(block, first, end, ISWF_FREED);
 }
 
 static int discard(uint32_t block, uint32_t first, uint32_t end)
 {
-	return iswf_discard(block, first, end, false);
+	return iswf_discard(block, first, end, ISWF_ZEROS);
+}
+
+/* What was freed there is discarded. */
+static int become_zeros(uint32_t block, uint32_t first, uint32_t end)
+{
+	const struct iswf_block *b = &A->blocks[block];
+	struct iswf_mask pages = iswf_mask_range(first, end);
+	struct iswf_mask home = iswf_mask_and(&b->home, &pages);
+	struct iswf_mask aside = iswf_mask_and(&b->aside, &pages);
+
+	return iswf_mask_any(&home) || iswf_mask_any(&aside) ? discard(block, first, end) : 0;
 }
 
 static int lose(uint32_t block, uint32_t first, uint32_t end)
@@ -220,9 +239,9 @@ static int lose(uint32_t block, uint32_t first, uint32_t end)
 }
 
 /* Pages of an allocation that has been forgotten. */
-static void free_pages(uint32_t first, uint32_t end)
+static void free_pages(uint32_t first, uint32_t end, bool is_mapping)
 {
-	(void)in_blocks(first, end, die);
+	(void)in_blocks(first, end, is_mapping ? die : become_free);
 	for (uint32_t page = first, stop; page < end; page = stop) {
 		stop = end_of_kind(page, end);
 		if (!is_hole(page))
@@ -286,7 +305,7 @@ static void forget(uint32_t first, uint32_t end)
 
 /* ------------------------------------------------------------ allocations */
 
-char *iswf_take(size_t bytes, size_t align, bool is_mapping)
+char *iswf_take(size_t bytes, size_t align, enum iswf_request request)
 {
 	uint32_t pages = pages_of(bytes), first = 0, i;
 	uint32_t align_pages = align > ISWF_PAGE_BYTES ? (uint32_t)(align / ISWF_PAGE_BYTES) : 1;
@@ -307,8 +326,10 @@ char *iswf_take(size_t bytes, size_t align, bool is_mapping)
 		return NULL;
 	}
 	carve(i, first, pages);
-	sizes[first] = pages | (is_mapping ? MAPPED : 0);
+	sizes[first] = pages | (request == ISWF_MAPPING ? MAPPED : 0);
 	(void)in_blocks(first, first + pages, become_live);
+	if (request != ISWF_MALLOC)
+		(void)in_blocks(first, first + pages, become_zeros);
 	pthread_mutex_unlock(&A->lock);
 	return at_page(first);
 }
@@ -342,7 +363,7 @@ void iswf_give(char *at)
 	pthread_mutex_lock(&A->lock);
 	pages = sizes[first];
 	sizes[first] = 0;
-	free_pages(first, first + pages);
+	free_pages(first, first + pages, false);
 	pthread_mutex_unlock(&A->lock);
 }
 
@@ -356,7 +377,7 @@ bool iswf_resize(char *at, size_t bytes)
 	old = sizes[first] & ~MAPPED;
 	if (pages < old) {
 		sizes[first] = pages | mapped;
-		free_pages(first + pages, first + old);
+		free_pages(first + pages, first + old, mapped != 0);
 	} else if (pages > old) {
 		i = extent_after(first + old);
 		done = !iswf_rests() && i < extents_count && extents[i].first == first + old &&
@@ -365,6 +386,8 @@ bool iswf_resize(char *at, size_t bytes)
 			carve(i, first + old, pages - old);
 			sizes[first] = pages | mapped;
 			(void)in_blocks(first + old, first + pages, become_live);
+			if (mapped != 0)
+				(void)in_blocks(first + old, first + pages, become_zeros);
 		}
 	}
 	pthread_mutex_unlock(&A->lock);
@@ -398,7 +421,7 @@ int iswf_unmap(char *at, size_t bytes)
 		if (is_hole(page))
 			code = ask_kernel(page, stop, -1);
 		else if (is_live(page))
-			free_pages(page, stop);
+			free_pages(page, stop, true);
 	}
 	pthread_mutex_unlock(&A->lock);
 	return code;

@@ -21,6 +21,10 @@ struct iswf_agent iswf_agent = {
 };
 
 #define VICTIMS_LOOKED_AT 256u
+/* Evicted ahead of need: room for this share of the budget is kept, and for so much. */
+#define AHEAD_SHARE     8
+#define AHEAD_PAGES_MIN (2 * (int64_t)ISWF_BLOCK_PAGES)
+#define AHEAD_PAGES_MAX (8 * (int64_t)ISWF_BLOCK_PAGES)
 /* Blocks of zeros that are made before anybody asks, and the least budget beside which they count
  * for little. */
 #define READY_MAX        2u
@@ -99,15 +103,19 @@ static bool is_split(const struct iswf_block *b)
 }
 
 /*
- * Lock held: the block that is to leave, claimed; ISWF_NONE. The first one that is home as a whole:
+ * Lock held: the block that is to leave, claimed; ISWF_NONE. What the program has freed goes first,
+ * which costs nothing; then the first one that is home as a whole:
  * a split one costs as many requests as it has runs, and either is cold soon and small, or comes
  * whole once enough of it was fetched.
  */
 uint32_t iswf_claim_victim(void)
 {
-	uint32_t block =
-		A->queues[ISWF_Q_HOME].count != 0 ? A->queues[ISWF_Q_HOME].head : ISWF_NONE;
+	uint32_t block = iswf_claim_first(ISWF_Q_FREED);
 
+	if (block != ISWF_NONE)
+		return block;
+	if (A->queues[ISWF_Q_HOME].count != 0)
+		block = A->queues[ISWF_Q_HOME].head;
 	for (uint32_t i = 0; block != ISWF_NONE && i < VICTIMS_LOOKED_AT; i++) {
 		if (!A->blocks[block].claimed && !is_split(&A->blocks[block])) {
 			A->blocks[block].claimed = true;
@@ -123,8 +131,7 @@ bool iswf_is_empty(const struct iswf_block *b)
 	return !iswf_mask_any(&b->home) && !iswf_mask_any(&b->aside) && !iswf_mask_any(&b->far);
 }
 
-/* Where the block belongs, as its masks are. */
-static void sort(uint32_t block)
+void iswf_sort(uint32_t block)
 {
 	struct iswf_block *b = &A->blocks[block];
 	enum iswf_queue_name name = ISWF_Q_NONE;
@@ -132,7 +139,7 @@ static void sort(uint32_t block)
 	if (iswf_mask_any(&b->aside))
 		name = ISWF_Q_ASIDE;
 	else if (iswf_mask_any(&b->home) && !b->fixed)
-		name = ISWF_Q_HOME;
+		name = iswf_mask_any(&b->live) ? ISWF_Q_HOME : ISWF_Q_FREED;
 	else if (b->placed && iswf_is_empty(b))
 		name = ISWF_Q_DROP;
 	if (name == b->queue)
@@ -151,7 +158,7 @@ void iswf_release(uint32_t block)
 	struct iswf_block *b = &A->blocks[block];
 	bool wanted = b->wanted;
 
-	sort(block);
+	iswf_sort(block);
 	b->wanted = false;
 	b->claimed = false;
 	pthread_cond_broadcast(&A->released);
@@ -168,6 +175,18 @@ void iswf_held_more(int64_t pages)
 		pthread_cond_broadcast(&A->room);
 	if (A->held_pages > A->budget_pages)
 		pthread_cond_signal(&A->work);
+}
+
+bool iswf_is_tight(void)
+{
+	/* What was brought ahead evicts nothing: it has a part of the room that is kept. */
+	int64_t used = A->held_pages - (int64_t)A->ahead_count * ISWF_BLOCK_PAGES;
+	int64_t kept = A->budget_pages / AHEAD_SHARE;
+
+	kept = kept < AHEAD_PAGES_MIN   ? AHEAD_PAGES_MIN
+	       : kept > AHEAD_PAGES_MAX ? AHEAD_PAGES_MAX
+					: kept;
+	return used + kept > A->budget_pages;
 }
 
 /* Not by the clock of day: somebody may set it back. */

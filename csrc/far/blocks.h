@@ -16,6 +16,7 @@ struct iswf_block *iswf_claim(uint32_t block);                  /* waits */
 /* The first block of the queue that nobody has claimed, claimed; ISWF_NONE. */
 uint32_t iswf_claim_first(enum iswf_queue_name name);
 uint32_t iswf_claim_victim(void);
+void iswf_sort(uint32_t block);    /* into the queue where it belongs, as its masks are */
 void iswf_release(uint32_t block); /* drops the lock for the wake-up */
 bool iswf_is_empty(const struct iswf_block *b);
 void iswf_held_more(int64_t pages); /* less, if negative */

@@ -23,9 +23,9 @@
 #define LIMITS           2u
 #define REFAULTS         2u /* of files, and of memory that the kernel has swapped out */
 #define MARGIN_SHARE     16
-#define MARGIN_BYTES_MIN (12ll << 20)
+#define MARGIN_BYTES_MIN (6ll << 20)
 #define MARGIN_BYTES_MAX (48ll << 20)
-#define BUDGET_PAGES_MIN (8 * (int64_t)ISWF_BLOCK_PAGES)
+#define BUDGET_PAGES_MIN (4 * (int64_t)ISWF_BLOCK_PAGES)
 #define NO_LIMIT         (1ll << 60) /* and above: bytes */
 #define REFAULTS_MAX     64u         /* pages in FILES_NS: files are read again */
 #define FILES_NS         50000000ull
@@ -33,6 +33,7 @@
 #define FILES_BACK_BYTES (256ll << 10)
 #define FILES_CALM_NS    2000000000ull
 #define FILES_BYTES_MAX  (160ll << 20)
+#define FILES_SHARE      4
 #define REFAULTS_UNKNOWN UINT64_MAX
 
 #define A (&iswf_agent)
@@ -202,14 +203,17 @@ static uint64_t refaults_in(const char *stat)
 }
 
 /* Leaves the kernel more while what it has taken is used again, and slowly less afterwards. */
-static void look_at_refaults(uint64_t refaults, uint64_t now)
+static void look_at_refaults(uint64_t refaults, int64_t limit, uint64_t now)
 {
+	int64_t most =
+		limit / FILES_SHARE < FILES_BYTES_MAX ? limit / FILES_SHARE : FILES_BYTES_MAX;
+
 	if (now - B->files_looked_ns < FILES_NS)
 		return;
 	B->files_looked_ns = now;
 	if (B->refaults_last != REFAULTS_UNKNOWN && refaults - B->refaults_last > REFAULTS_MAX) {
 		B->disturbed_ns = now;
-		if (B->left_bytes < FILES_BYTES_MAX)
+		if (B->left_bytes < most)
 			B->left_bytes += FILES_STEP_BYTES;
 	} else if (now - B->disturbed_ns > FILES_CALM_NS && B->left_bytes >= FILES_BACK_BYTES) {
 		B->left_bytes -= FILES_BACK_BYTES;
@@ -234,7 +238,7 @@ static int64_t least_spare(const struct level *level, int64_t least, uint64_t no
 	if (spare >= least || !read_text(level->stat_fd, stat, sizeof(stat)))
 		return least;
 	if (level == B->levels)
-		look_at_refaults(refaults_in(stat), now);
+		look_at_refaults(refaults_in(stat), limit, now);
 	spare += number_in(stat, B->names->inactive_file) + number_in(stat, B->names->active_file);
 	return spare < least ? spare : least;
 }

@@ -41,6 +41,34 @@ static void refused(struct iswf_block *b, uint32_t block)
 	iswf_count(&A->count.handed_back[ISWF_WHY_PINNED], iswf_mask_count(&b->home));
 }
 
+/* F12. What still lies there stays. */
+static void clear_slot(uint32_t block, const struct iswf_mask *still)
+{
+	struct iswf_mask pages = iswf_mask_range(0, ISWF_BLOCK_PAGES);
+	char *shadow = iswf_shadow_of(&A->blocks[block]);
+	uint32_t run;
+
+	iswf_mask_take(&pages, still);
+	for (uint32_t first = 0; (run = iswf_mask_run(&pages, &first)) != 0; first += run)
+		(void)A->ops->discard(shadow + (size_t)first * ISWF_PAGE_BYTES,
+				      (size_t)run * ISWF_PAGE_BYTES, true);
+}
+
+/* Lock held, claimed: the program has freed all that is aside, so nothing is sent. It may take the
+ * pages again meanwhile: then they are zeros. */
+static void forget_aside(struct iswf_block *b, uint32_t block)
+{
+	static const struct iswf_mask none;
+	int64_t pages = iswf_mask_count(&b->aside);
+
+	pthread_mutex_unlock(&A->lock);
+	clear_slot(block, &none);
+	pthread_mutex_lock(&A->lock);
+	b->aside = none;
+	iswf_shadow_give(b);
+	iswf_held_more(-pages);
+}
+
 bool iswf_evict(void)
 {
 	struct iswf_mask home, moved, aside = {{0}};
@@ -69,6 +97,8 @@ bool iswf_evict(void)
 	pthread_mutex_lock(&A->lock);
 	if (code == 0) {
 		moved_aside(b, block, &moved);
+		if (!iswf_mask_any(&b->live))
+			forget_aside(b, block);
 	} else {
 		stays(b, &aside);
 		if (code != -EAGAIN)
@@ -118,19 +148,6 @@ static struct iswf_mask send_runs(uint32_t block, const struct iswf_mask *pages,
 		iswf_mask_add(&sent, &part);
 	}
 	return sent;
-}
-
-/* F12. What still lies there stays. */
-static void clear_slot(uint32_t block, const struct iswf_mask *still)
-{
-	struct iswf_mask pages = iswf_mask_range(0, ISWF_BLOCK_PAGES);
-	char *shadow = iswf_shadow_of(&A->blocks[block]);
-	uint32_t run;
-
-	iswf_mask_take(&pages, still);
-	for (uint32_t first = 0; (run = iswf_mask_run(&pages, &first)) != 0; first += run)
-		(void)A->ops->discard(shadow + (size_t)first * ISWF_PAGE_BYTES,
-				      (size_t)run * ISWF_PAGE_BYTES, true);
 }
 
 /* Lock held, claimed: what was aside was sent or needless, is home again, or still is there. */

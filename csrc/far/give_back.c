@@ -82,13 +82,30 @@ static void drop(struct iswf_block *b, const struct iswf_mask *pages)
 	iswf_held_more(-(int64_t)iswf_mask_count(&home) - iswf_mask_count(&aside));
 }
 
-int iswf_discard(uint32_t block, uint32_t first, uint32_t end, bool dead)
+/* Lock held, claimed: those of the pages that stay as they are, for the next allocation. */
+static struct iswf_mask keep(struct iswf_block *b, const struct iswf_mask *pages)
+{
+	struct iswf_mask kept = {{0}};
+
+	if (b->fixed || b->unsure || b->left || iswf_is_tight())
+		return kept;
+	kept = iswf_mask_and(&b->home, pages);
+	iswf_mask_take(&b->live, &kept);
+	return kept;
+}
+
+int iswf_discard(uint32_t block, uint32_t first, uint32_t end, enum iswf_fate fate)
 {
 	struct iswf_mask pages = iswf_mask_range(first, end), kept = {{0}}, home, aside;
 	struct iswf_block *b = iswf_claim(block);
+	bool dead = fate != ISWF_ZEROS;
 	int code = 0;
 
 	iswf_mask_take(&pages, &b->hole);
+	if (fate == ISWF_FREED) {
+		home = keep(b, &pages);
+		iswf_mask_take(&pages, &home);
+	}
 	home = iswf_mask_and(&b->home, &pages);
 	aside = iswf_mask_and(&b->aside, &pages);
 	pthread_mutex_unlock(&A->lock);

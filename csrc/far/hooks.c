@@ -137,7 +137,7 @@ static int errand(enum iswf_errand what, void *at, size_t bytes)
 	return iswf_do_errand(what, at, bytes, ISWF_WHYS);
 }
 
-static void *take(size_t bytes, size_t align, bool is_mapping)
+static void *take(size_t bytes, size_t align, enum iswf_request request)
 {
 	sigset_t all, before;
 	char *at;
@@ -146,13 +146,13 @@ static void *take(size_t bytes, size_t align, bool is_mapping)
 		return NULL;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	at = iswf_take(bytes, align, is_mapping);
+	at = iswf_take(bytes, align, request);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return at;
 }
 
 /* align: 0, or a power of two. */
-static void *take_large(size_t bytes, size_t align)
+static void *take_large(size_t bytes, size_t align, enum iswf_request request)
 {
 	if (__builtin_expect(bytes < ALLOCATION_BYTES_MIN, 1)) {
 		start_if_wanted();
@@ -160,7 +160,7 @@ static void *take_large(size_t bytes, size_t align)
 	}
 	if (align > ISWF_BLOCK_BYTES || (align & (align - 1)) != 0)
 		return NULL;
-	return is_on() ? take(bytes, align, false) : NULL;
+	return is_on() ? take(bytes, align, request) : NULL;
 }
 
 /* 0: it is no allocation of ours. The kernel's memory may lie in a hole of the arena, and another
@@ -194,7 +194,7 @@ static void free_copy(void *at, size_t bytes)
 
 EXPORT void *malloc(size_t bytes)
 {
-	void *at = looking ? early_take(bytes) : take_large(bytes, 0);
+	void *at = looking ? early_take(bytes) : take_large(bytes, 0, ISWF_MALLOC);
 
 	return at != NULL || looking ? at : NEXT->malloc(bytes);
 }
@@ -207,7 +207,7 @@ EXPORT void *calloc(size_t count, size_t each)
 	if (looking)
 		return __builtin_mul_overflow(count, each, &bytes) ? NULL : early_take(bytes);
 	if (!__builtin_mul_overflow(count, each, &bytes))
-		at = take_large(bytes, 0);
+		at = take_large(bytes, 0, ISWF_CALLOC);
 	return at != NULL ? at : NEXT->calloc(count, each);
 }
 
@@ -255,7 +255,7 @@ EXPORT void *realloc(void *at, size_t bytes)
 		return replace(at, early_size(at), malloc(bytes), bytes);
 	if (old == 0) {
 		/* One that has become large: from then on it is ours. */
-		now = take_large(bytes, 0);
+		now = take_large(bytes, 0, ISWF_MALLOC);
 		if (now == NULL)
 			return NEXT->realloc(at, bytes);
 		return replace(at, NEXT->malloc_usable_size(at), now, bytes);
@@ -271,14 +271,14 @@ EXPORT void *realloc(void *at, size_t bytes)
 
 EXPORT void *memalign(size_t align, size_t bytes)
 {
-	void *at = take_large(bytes, align);
+	void *at = take_large(bytes, align, ISWF_MALLOC);
 
 	return at != NULL ? at : NEXT->memalign(align, bytes);
 }
 
 EXPORT void *aligned_alloc(size_t align, size_t bytes)
 {
-	void *at = take_large(bytes, align);
+	void *at = take_large(bytes, align, ISWF_MALLOC);
 
 	return at != NULL ? at : NEXT->aligned_alloc(align, bytes);
 }
@@ -286,7 +286,8 @@ EXPORT void *aligned_alloc(size_t align, size_t bytes)
 EXPORT int posix_memalign(void **at_out, size_t align, size_t bytes)
 {
 	int err = errno; /* which it leaves as it is */
-	void *at = align % sizeof(void *) == 0 && align != 0 ? take_large(bytes, align) : NULL;
+	void *at = align % sizeof(void *) == 0 && align != 0 ? take_large(bytes, align, ISWF_MALLOC)
+							     : NULL;
 
 	errno = err;
 	if (at == NULL)
@@ -356,7 +357,7 @@ EXPORT void *mmap(void *at, size_t bytes, int prot, int flags, int fd, off_t off
 		/* An allocator may be in the middle of something: not a place to begin at (F9). */
 		if (!has_agent())
 			(void)atomic_compare_exchange_strong(&iswf_phase, &off, ISWF_WANTED);
-		else if ((taken = take(bytes, ISWF_BLOCK_BYTES, true)) != NULL)
+		else if ((taken = take(bytes, ISWF_BLOCK_BYTES, ISWF_MAPPING)) != NULL)
 			return taken;
 	}
 	if ((flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) == MAP_FIXED)

@@ -30,9 +30,9 @@
 #define NICE_FAULTS   (-15)
 /* So many blocks lie aside, in a hundred of the budget, before the oldest is sent. */
 #define ASIDE_SHARE 10
-/* Evicted ahead of need: room for this many blocks is kept. */
-#define AHEAD_PAGES (8 * (int64_t)ISWF_BLOCK_PAGES)
-#define WORK_NS     5000000
+/* Freed blocks that stay as they are though nobody needs room: as much as libc keeps. */
+#define FREED_BLOCKS_MAX 32u
+#define WORK_NS          5000000
 
 #define A (&iswf_agent)
 
@@ -60,12 +60,8 @@ static void *fault_main(void *arg)
 /* Lock held: what there is to do. Memory is evicted ahead of need, through a delay aside. */
 static bool wants_eviction(int64_t *aside_max_out)
 {
-	/* What was brought ahead evicts nothing: it has a part of the room that is kept. */
-	int64_t ahead = (int64_t)A->ahead_count * ISWF_BLOCK_PAGES;
-	int64_t lacking = A->held_pages - ahead + AHEAD_PAGES - A->budget_pages;
-
 	*aside_max_out = A->budget_pages * ASIDE_SHARE / 100 / ISWF_BLOCK_PAGES;
-	return lacking > 0;
+	return iswf_is_tight() || A->queues[ISWF_Q_FREED].count > FREED_BLOCKS_MAX;
 }
 
 static bool work_once(void)

@@ -52,6 +52,7 @@ static struct {
 	bool laid;    /* likewise, but it is freed with the allocation that it lies in */
 	bool changes; /* a call that changes it is under way */
 	bool moved;   /* it is elsewhere, with this value */
+	bool any;     /* what it holds was never said: as malloc() gives it */
 } model[PAGES];
 static bool left[BLOCKS];
 
@@ -294,7 +295,7 @@ static int fake_discard(char *at, size_t bytes, bool is_watched)
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < bytes / ISWF_PAGE_BYTES; i++) {
-		CHECK(r != &arena || model[page + i].changes);
+		CHECK(r != &arena || model[page + i].changes || !model[page + i].owned);
 		/* Else its event counts as the program's. Of a part that has left there is none. */
 		CHECK(r != &arena || is_watched || left[(page + i) / ISWF_BLOCK_PAGES]);
 		r->present[page + i] = r->poisoned[page + i] = false;
@@ -494,10 +495,12 @@ static void forget_later(const struct event *event)
 		model[page].changes = false;
 		if (event->lazy && arena.present[page] && !arena.poisoned[page] && below(2)) {
 			model[page].value = arena.value[page];
+			model[page].any = false;
 			continue;
 		}
 		arena.present[page] = arena.poisoned[page] = false;
 		model[page].value = 0;
+		model[page].any = false;
 	}
 }
 
@@ -624,6 +627,9 @@ static void look(uint32_t page)
 {
 	if (!is_still(page) || !touch(page) || !is_still(page))
 		return;
+	if (model[page].any) /* from now on it stays as it is */
+		model[page].value = arena.value[page];
+	model[page].any = false;
 	if (arena.value[page] != model[page].value)
 		fprintf(stderr, "page %u of block %u: %llu, not %llu\n", page % ISWF_BLOCK_PAGES,
 			page / ISWF_BLOCK_PAGES, (unsigned long long)arena.value[page],
@@ -633,8 +639,10 @@ static void look(uint32_t page)
 
 static void change(uint32_t page)
 {
-	if (is_still(page) && touch(page) && is_still(page))
-		arena.value[page] = model[page].value = ++values;
+	if (!is_still(page) || !touch(page) || !is_still(page))
+		return;
+	arena.value[page] = model[page].value = ++values;
+	model[page].any = false;
 }
 
 /* By the agent's own call. */
@@ -649,20 +657,23 @@ static void discard(uint32_t first, uint32_t end)
 		 0);
 	for (uint32_t page = first; page < end; page++) {
 		model[page].value = 0;
+		model[page].any = false;
 		model[page].changes = false;
 	}
 }
 
-/* What is handed out belongs to nobody else, and is zeros. */
+/* What is handed out belongs to nobody else, and is zeros but for malloc(). */
 static void allocate(void)
 {
 	size_t bytes = below(3) ? 2 * ISWF_BLOCK_BYTES / (1 + below(3)) : 1 + below(1 << 20);
 	uint32_t i = below(ALLOCS), first, pages;
-	bool is_mapping = below(2);
+	/* Others wait for the end of what is under way. */
+	enum iswf_request request = depth == 0 ? (enum iswf_request)below(3) : ISWF_MALLOC;
+	bool is_mapping = request == ISWF_MAPPING;
 	char *at;
 
 	if (allocs[i].pages != 0 ||
-	    (at = iswf_take(bytes, below(2) ? 0 : ISWF_BLOCK_BYTES, is_mapping)) == NULL)
+	    (at = iswf_take(bytes, below(2) ? 0 : ISWF_BLOCK_BYTES, request)) == NULL)
 		return;
 	CHECK(range_of(at, &first) == &arena);
 	pages = (uint32_t)((bytes + ISWF_PAGE_BYTES - 1) / ISWF_PAGE_BYTES);
@@ -674,6 +685,7 @@ static void allocate(void)
 		CHECK(!model[page].owned && !model[page].foreign);
 		model[page].owned = true;
 		model[page].value = 0;
+		model[page].any = request == ISWF_MALLOC;
 	}
 	allocs[i].first = first;
 	allocs[i].pages = pages;
@@ -869,7 +881,8 @@ static void check_page(const struct iswf_block *b, uint32_t block, uint32_t page
 	}
 	CHECK(!iswf_has(&b->hole, page));
 	/* What is home and not there is zeros, as what nothing has; what is there is home. */
-	CHECK(!home || there || !model[number].owned || model[number].value == 0);
+	CHECK(!home || there || !model[number].owned || model[number].any ||
+	      model[number].value == 0);
 	CHECK(!there || home || left[block] || b->unsure);
 }
 
@@ -908,7 +921,7 @@ static void check_books(void)
 static void check_elsewhere(void)
 {
 	for (uint32_t page = 0; page < PAGES; page++) {
-		if (!model[page].moved || elsewhere.poisoned[page])
+		if (!model[page].moved || model[page].any || elsewhere.poisoned[page])
 			continue;
 		CHECK_EQ(elsewhere.present[page] ? elsewhere.value[page] : 0, model[page].value);
 	}
@@ -959,7 +972,7 @@ static void begin_far(void)
 	calm = true;
 	places = BLOCKS;
 	begin();
-	at = iswf_take((size_t)PAGES * ISWF_PAGE_BYTES, 0, true);
+	at = iswf_take((size_t)PAGES * ISWF_PAGE_BYTES, 0, ISWF_MAPPING);
 	CHECK(at == arena.at);
 	for (uint32_t page = 0; page < PAGES; page++)
 		model[page].owned = true;
@@ -978,7 +991,7 @@ static void the_first_touch_of_a_block_makes_all_of_it(void)
 	lossy = false;
 	calm = true;
 	begin();
-	CHECK(iswf_take(2 * (size_t)ISWF_BLOCK_BYTES, 0, true) == arena.at);
+	CHECK(iswf_take(2 * (size_t)ISWF_BLOCK_BYTES, 0, ISWF_MAPPING) == arena.at);
 	iswf_fault(page_at(&arena, 300));
 	CHECK_EQ(iswf_mask_count(&A->blocks[0].home), ISWF_BLOCK_PAGES);
 	CHECK(!iswf_mask_any(&A->blocks[1].home));
@@ -992,7 +1005,7 @@ static void pages_of_zeros_do_not_leave(void)
 	calm = true;
 	places = BLOCKS;
 	begin();
-	CHECK(iswf_take(ISWF_BLOCK_BYTES, 0, true) == arena.at);
+	CHECK(iswf_take(ISWF_BLOCK_BYTES, 0, ISWF_MAPPING) == arena.at);
 	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
 		model[page].owned = true;
 	change(300);
@@ -1012,7 +1025,7 @@ static void what_is_ready_serves_the_first_touch(void)
 	lossy = false;
 	calm = true;
 	begin();
-	CHECK(iswf_take(2 * (size_t)ISWF_BLOCK_BYTES, 0, true) == arena.at);
+	CHECK(iswf_take(2 * (size_t)ISWF_BLOCK_BYTES, 0, ISWF_MAPPING) == arena.at);
 	CHECK(!iswf_make_ready());
 	A->budget_pages = LARGE_PAGES;
 	A->held_pages = LARGE_PAGES - ISWF_BLOCK_PAGES + 1;
@@ -1025,6 +1038,70 @@ static void what_is_ready_serves_the_first_touch(void)
 	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
 		look(page);
 	check_books();
+	end_ranges();
+}
+
+static void take_block(enum iswf_request request)
+{
+	CHECK(iswf_take(ISWF_BLOCK_BYTES, 0, request) == arena.at);
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++) {
+		model[page].owned = true;
+		model[page].value = 0;
+	}
+}
+
+static void give_block(char *at)
+{
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++) {
+		model[page].owned = false;
+		model[page].changes = true;
+	}
+	if (iswf_size_of(at) != 0)
+		iswf_give(at);
+	else
+		CHECK_EQ(iswf_unmap(at, ISWF_BLOCK_BYTES), 0);
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
+		model[page].changes = false;
+}
+
+/* As with libc's heap: the next allocation there costs no fault, and leaves what it held. */
+static void what_is_freed_stays_while_there_is_room(void)
+{
+	uint64_t held;
+	uint32_t before = writes;
+
+	lossy = false;
+	calm = true;
+	places = BLOCKS;
+	begin();
+	A->budget_pages = LARGE_PAGES;
+	take_block(ISWF_MALLOC);
+	change(300);
+	held = arena.value[300];
+	give_block(arena.at);
+	CHECK_EQ(A->held_pages, ISWF_BLOCK_PAGES);
+	take_block(ISWF_MALLOC);
+	CHECK(arena.present[300] && arena.value[300] == held);
+	give_block(arena.at);
+	for (enum iswf_request request = ISWF_CALLOC; request <= ISWF_MAPPING; request++) {
+		take_block(request);
+		look(300);
+		change(300);
+		check_books();
+		give_block(arena.at);
+		take_block(ISWF_MALLOC);
+		change(300);
+		give_block(arena.at);
+	}
+	/* It is the first to leave, unsent, and gives way at once where room is short. */
+	CHECK(iswf_evict() && !iswf_send());
+	CHECK_EQ(writes, before);
+	CHECK_EQ(A->held_pages, 0);
+	take_block(ISWF_MALLOC);
+	change(300);
+	A->budget_pages = A->held_pages;
+	give_block(arena.at);
+	CHECK_EQ(A->held_pages, 0);
 	end_ranges();
 }
 
@@ -1187,7 +1264,7 @@ static void parts_of_mappings_are_no_allocations(void)
 	char *at;
 
 	begin();
-	at = iswf_take(8 * ISWF_PAGE_BYTES, 0, true);
+	at = iswf_take(8 * ISWF_PAGE_BYTES, 0, ISWF_MAPPING);
 	CHECK(at != NULL);
 	for (uint32_t page = 0; page < 8; page++)
 		model[page].changes = true;
@@ -1216,6 +1293,7 @@ int main(int argc, char **argv)
 	parts_of_mappings_are_no_allocations();
 	the_first_touch_of_a_block_makes_all_of_it();
 	what_is_ready_serves_the_first_touch();
+	what_is_freed_stays_while_there_is_room();
 	a_walk_takes_larger_and_larger_steps(true);
 	a_walk_takes_larger_and_larger_steps(false);
 	few_blocks_in_use_are_bought_soon();

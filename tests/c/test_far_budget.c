@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How much of a job's memory may be at home, from the files of a cgroup and of the one above it. */
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "far/agent.h"
+#include "far/real.h"
+#define OWN_MAIN
+#include "check.h"
+#include "tests.h"
+
+#define MIB          (1ll << 20)
+#define NONE         (-1)
+#define TURN         5000000ull  /* later than the last look */
+#define CALM         60000000ull /* later than the last look at refaults */
+#define PAGES(bytes) ((bytes) / (int64_t)ISWF_PAGE_BYTES)
+
+struct iswf_agent iswf_agent = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static uint64_t now_ns = 1;
+static char top[] = "/tmp/isw-budget-XXXXXX", job[64];
+
+uint64_t iswf_now_ns(void)
+{
+	return now_ns;
+}
+
+int iswf_own_fd(int fd)
+{
+	return fd;
+}
+
+void iswf_close_own(int fd)
+{
+	if (fd >= 0)
+		close(fd);
+}
+
+static void write_file(const char *cgroup, const char *name, const char *format, ...)
+{
+	char path[128], text[256];
+	va_list args;
+	int fd;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	snprintf(path, sizeof(path), "%s/%s", cgroup, name);
+	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	CHECK(fd >= 0);
+	CHECK_EQ(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+	close(fd);
+}
+
+/* One with a limit (NONE: without), so much used, of which so much is page cache. */
+static void write_cgroup(const char *cgroup, int64_t limit, int64_t used, int64_t cache)
+{
+	write_file(cgroup, "cgroup.procs", "");
+	write_file(cgroup, "memory.max", limit == NONE ? "max\n" : "%lld\n", (long long)limit);
+	write_file(cgroup, "memory.high", "max\n");
+	write_file(cgroup, "memory.current", "%lld\n", (long long)used);
+	write_file(cgroup, "memory.stat", "active_file %lld\ninactive_file %lld\n",
+		   (long long)cache / 2, (long long)(cache - cache / 2));
+}
+
+static void refault(int64_t used, uint64_t pages)
+{
+	static uint64_t total;
+
+	total += pages;
+	write_file(job, "memory.current", "%lld\n", (long long)used);
+	write_file(job, "memory.stat",
+		   "active_file 0\ninactive_file 0\nworkingset_refault_file %llu\n",
+		   (unsigned long long)total);
+}
+
+static int64_t look(void)
+{
+	now_ns += TURN;
+	CHECK(iswf_budget_look());
+	CHECK(!iswf_budget_look()); /* not twice in a moment */
+	return iswf_agent.budget_pages;
+}
+
+static void begin(int64_t limit, int64_t limit_above, int64_t used, int64_t cache)
+{
+	iswf_agent.held_pages = PAGES(100 * MIB);
+	write_cgroup(top, limit_above, used, cache);
+	write_cgroup(job, limit, used, cache);
+	now_ns += TURN;
+	CHECK_EQ(iswf_budget_open(job), 0);
+}
+
+/* What is used beyond the cache counts; a part of the limit stays free. */
+TEST(the_least_limit_of_all_levels_counts)
+{
+	begin(1024 * MIB, NONE, 400 * MIB, 100 * MIB);
+	CHECK_EQ(look(), PAGES((100 + 1024 - 48 - 300) * MIB));
+	iswf_budget_close();
+	begin(1024 * MIB, 512 * MIB, 400 * MIB, 100 * MIB);
+	CHECK_EQ(look(), PAGES((100 + 512 - 32 - 300) * MIB));
+	iswf_budget_close();
+	begin(NONE, 512 * MIB, 400 * MIB, 0);
+	CHECK_EQ(look(), PAGES((100 + 512 - 32 - 400) * MIB));
+	iswf_budget_close();
+}
+
+/* Of the least limit that `run` takes, most is the job's. */
+TEST(a_small_limit_is_not_all_margin)
+{
+	iswf_agent.held_pages = 0;
+	begin(64 * MIB, NONE, 20 * MIB, 0);
+	iswf_agent.held_pages = 0;
+	CHECK_EQ(look(), PAGES((64 - 6 - 20) * MIB));
+	/* Below 8 MiB there is no paging by blocks: the kernel swaps. */
+	write_file(job, "memory.current", "%lld\n", 63 * MIB);
+	CHECK_EQ(look(), PAGES(8 * MIB));
+	iswf_budget_close();
+}
+
+/* Files that are read again get more, a quarter of the limit at most; what is calm gives back. */
+TEST(refaults_leave_the_kernel_more)
+{
+	int64_t before, after;
+
+	begin(64 * MIB, NONE, 20 * MIB, 0);
+	iswf_agent.held_pages = 0;
+	before = look();
+	for (uint32_t i = 0; i < 40; i++) {
+		refault(20 * MIB, 1000);
+		now_ns += CALM;
+		after = look();
+	}
+	CHECK_EQ(before - after, PAGES(16 * MIB));
+	for (uint32_t i = 0; i < 200; i++) {
+		refault(20 * MIB, 1);
+		now_ns += CALM;
+		after = look();
+	}
+	CHECK_EQ(before, after);
+	iswf_budget_close();
+}
+
+static void remove_files(const char *cgroup)
+{
+	static const char *const names[] = {"cgroup.procs", "memory.max", "memory.high",
+					    "memory.current", "memory.stat"};
+	char path[128];
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		snprintf(path, sizeof(path), "%s/%s", cgroup, names[i]);
+		unlink(path);
+	}
+	rmdir(cgroup);
+}
+
+int main(void)
+{
+	int code;
+
+	CHECK(mkdtemp(top) != NULL);
+	snprintf(job, sizeof(job), "%s/job", top);
+	CHECK_EQ(mkdir(job, 0700), 0);
+	code = run_tests();
+	remove_files(job);
+	remove_files(top);
+	return code;
+}
