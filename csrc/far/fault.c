@@ -10,18 +10,21 @@
 /*
  * A block is bought once this much rent was paid in small fetches of one stay: a purchase costs as
  * much as some sixty of them, and the memory of 512 pages. Where the blocks in use at once are few
- * enough to stay, all of them will be wanted soon, however the program jumps about: RENT_FITS.
- * Else they would only drive each other out: RENT_MAX, of which a fetch near the one before pays
- * more, since a program that walks through a block wants all of it.
+ * beside the budget, all of them will be wanted soon, however the program jumps about: RENT_FEW.
+ * Where the budget cannot hold them they would only drive each other out: RENT_TOO_MANY. A fetch
+ * near the one before pays more, since a program that walks through a block wants all of it.
  */
-#define RENT_FITS  6u
-#define RENT_MAX   128u
-#define RENT_NEAR  9u
-#define NEAR_PAGES 32u
+#define RENT_FEW      6u
+#define RENT_MAX      128u
+#define RENT_TOO_MANY 1024u
+#define RENT_NEAR     9u
+#define NEAR_PAGES    32u
 /* How many small fetches count when it is judged how many blocks are in use at once ... */
 #define REUSE_FETCHES 32u
-/* ... and the share of the budget that these may be: not all that is home was fetched. */
-#define FITS_SHARE 4u
+/* ... and the share of the budget that are few: not all that is home was fetched. */
+#define FEW_SHARE 4u
+/* What lies further apart is no sign of how many they are. */
+#define REUSE_BUDGETS 4u
 /*
  * Where of the last stays this share began with a walk through the whole block, the next one is
  * bought at its first fault; but for a few that are rented as before, to see whether it still is
@@ -97,7 +100,7 @@ static uint32_t budget_blocks(void)
  */
 static void note_reuse(struct iswf_block *b)
 {
-	uint32_t distance_max = 2 * budget_blocks(), distance = distance_max;
+	uint32_t distance_max = REUSE_BUDGETS * budget_blocks(), distance = distance_max;
 
 	if (b->fetched_at != 0 && A->small_count - b->fetched_at < distance_max)
 		distance = A->small_count - b->fetched_at;
@@ -105,6 +108,15 @@ static void note_reuse(struct iswf_block *b)
 	A->reuse -= A->reuse / REUSE_FETCHES;
 	A->small_count++;
 	b->fetched_at = A->small_count;
+}
+
+static uint32_t price(void)
+{
+	uint32_t blocks = A->reuse / REUSE_FETCHES, budget = budget_blocks();
+
+	return blocks * FEW_SHARE <= budget ? RENT_FEW
+	       : blocks <= budget           ? RENT_MAX
+					    : RENT_TOO_MANY;
 }
 
 /* A stay begins: whether the block is bought at once. */
@@ -120,12 +132,10 @@ static bool will_walk(void)
 /* Whether the block comes whole from now on. */
 static bool is_bought(struct iswf_block *b, uint32_t page)
 {
-	bool fits = A->reuse / REUSE_FETCHES * FITS_SHARE <= budget_blocks();
-
 	if (b->rent == 0 && will_walk())
 		return true;
 	b->rent += is_near(b, page) ? RENT_NEAR : 1;
-	return b->rent > (fits ? RENT_FITS : RENT_MAX);
+	return b->rent > price();
 }
 
 static bool is_alone(const struct iswf_block *b)
