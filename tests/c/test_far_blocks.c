@@ -1188,12 +1188,14 @@ static void walks_are_expected_after_walks(void)
 	}
 	CHECK_EQ(whole, 12); /* of 16: the others are looked at */
 	/* ... and not once they are no longer: a page of each. */
+	whole = 0;
 	for (uint32_t i = 0; i < 40; i++) {
 		iswf_fault(iswf_at(i % BLOCKS) + ISWF_BLOCK_BYTES / 2);
-		whole = iswf_mask_count(&A->blocks[i % BLOCKS].home);
+		if (i >= 24)
+			whole += iswf_mask_count(&A->blocks[i % BLOCKS].home) != 1;
 		leave_all();
 	}
-	CHECK_EQ(whole, 1);
+	CHECK_EQ(whole, 0);
 	check_books();
 	end_ranges();
 }
