@@ -221,15 +221,21 @@ static int discard(uint32_t block, uint32_t first, uint32_t end)
 	return iswf_discard(block, first, end, ISWF_ZEROS);
 }
 
-/* What was freed there is discarded. */
+/*
+ * What was freed there is discarded, wherever it is by now: the pages are live already, so they may
+ * have left meanwhile, or be the kernel's.
+ */
 static int become_zeros(uint32_t block, uint32_t first, uint32_t end)
 {
 	const struct iswf_block *b = &A->blocks[block];
-	struct iswf_mask pages = iswf_mask_range(first, end);
-	struct iswf_mask home = iswf_mask_and(&b->home, &pages);
-	struct iswf_mask aside = iswf_mask_and(&b->aside, &pages);
+	struct iswf_mask pages = iswf_mask_range(first, end), held = b->home;
 
-	return iswf_mask_any(&home) || iswf_mask_any(&aside) ? discard(block, first, end) : 0;
+	iswf_mask_add(&held, &b->aside);
+	iswf_mask_add(&held, &b->far);
+	held = iswf_mask_and(&held, &pages);
+	if (!iswf_mask_any(&held) && !b->fixed && !b->unsure)
+		return 0;
+	return discard(block, first, end);
 }
 
 static int lose(uint32_t block, uint32_t first, uint32_t end)
@@ -247,6 +253,15 @@ static void free_pages(uint32_t first, uint32_t end, bool is_mapping)
 		if (!is_hole(page))
 			free_extent(page, stop - page);
 	}
+}
+
+/* False: the kernel refuses (they are locked, say), and they are not given again. */
+static bool clear_pages(uint32_t first, uint32_t end)
+{
+	if (in_blocks(first, end, become_zeros) == 0)
+		return true;
+	free_pages(first, end, true);
+	return false;
 }
 
 static uint32_t page_of(const char *at)
@@ -309,6 +324,7 @@ char *iswf_take(size_t bytes, size_t align, enum iswf_request request)
 {
 	uint32_t pages = pages_of(bytes), first = 0, i;
 	uint32_t align_pages = align > ISWF_PAGE_BYTES ? (uint32_t)(align / ISWF_PAGE_BYTES) : 1;
+	bool done;
 
 	if (pages == 0 || pages > arena_pages)
 		return NULL;
@@ -328,10 +344,11 @@ char *iswf_take(size_t bytes, size_t align, enum iswf_request request)
 	carve(i, first, pages);
 	sizes[first] = pages | (request == ISWF_MAPPING ? MAPPED : 0);
 	(void)in_blocks(first, first + pages, become_live);
-	if (request != ISWF_MALLOC)
-		(void)in_blocks(first, first + pages, become_zeros);
+	done = request == ISWF_MALLOC || clear_pages(first, first + pages);
+	if (!done)
+		sizes[first] = 0;
 	pthread_mutex_unlock(&A->lock);
-	return at_page(first);
+	return done ? at_page(first) : NULL;
 }
 
 /* With MAPPED; 0: none begins there. */
@@ -386,8 +403,9 @@ bool iswf_resize(char *at, size_t bytes)
 			carve(i, first + old, pages - old);
 			sizes[first] = pages | mapped;
 			(void)in_blocks(first + old, first + pages, become_live);
-			if (mapped != 0)
-				(void)in_blocks(first + old, first + pages, become_zeros);
+			done = mapped == 0 || clear_pages(first + old, first + pages);
+			if (!done)
+				sizes[first] = old | mapped;
 		}
 	}
 	pthread_mutex_unlock(&A->lock);

@@ -139,7 +139,7 @@ void iswf_sort(uint32_t block)
 	if (iswf_mask_any(&b->aside))
 		name = ISWF_Q_ASIDE;
 	else if (iswf_mask_any(&b->home) && !b->fixed)
-		name = iswf_mask_any(&b->live) ? ISWF_Q_HOME : ISWF_Q_FREED;
+		name = iswf_mask_any(&b->live) || b->refusals != 0 ? ISWF_Q_HOME : ISWF_Q_FREED;
 	else if (b->placed && iswf_is_empty(b))
 		name = ISWF_Q_DROP;
 	if (name == b->queue)

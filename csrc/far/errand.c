@@ -135,13 +135,16 @@ bool iswf_stands_in_arena(void)
 int iswf_do_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_why why)
 {
 	sigset_t all, before;
-	int err = errno, result;
+	int err = errno, result, cancels;
 
+	/* A thread that is cancelled while it waits would keep the lock. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancels);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before); /* libc keeps its own out of it */
 	result = iswf_stands_in_arena() ? send_errand(errand, at, bytes, why)
 					: run(errand, at, bytes, why);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_setcancelstate(cancels, NULL);
 	errno = err;
 	return result;
 }

@@ -77,8 +77,9 @@ bool iswf_evict(void)
 	int code;
 
 	pthread_mutex_lock(&A->lock);
-	if (!iswf_rests() && A->shadow_free_count > 0 && iswf_now_ns() >= A->full_until_ns)
-		block = iswf_claim_victim();
+	if (!iswf_rests() && A->shadow_free_count > 0)
+		block = iswf_now_ns() >= A->full_until_ns ? iswf_claim_victim()
+							  : iswf_claim_first(ISWF_Q_FREED);
 	if (block == ISWF_NONE) {
 		pthread_mutex_unlock(&A->lock);
 		return false;

@@ -91,7 +91,9 @@ static bool is_near(const struct iswf_block *b, uint32_t page)
 
 static uint32_t budget_blocks(void)
 {
-	return A->budget_pages > 0 ? (uint32_t)(A->budget_pages / ISWF_BLOCK_PAGES) : 0;
+	int64_t blocks = A->budget_pages / ISWF_BLOCK_PAGES;
+
+	return blocks < 0 ? 0 : blocks > ISWF_BLOCKS_MAX ? ISWF_BLOCKS_MAX : (uint32_t)blocks;
 }
 
 /*

@@ -145,7 +145,7 @@ static bool is_lost(int code)
 }
 
 /* F5 */
-static void poison(struct iswf_place *place, uint32_t page)
+static void poison(uint32_t block, struct iswf_place *place, uint32_t page)
 {
 	int code;
 
@@ -156,6 +156,9 @@ static void poison(struct iswf_place *place, uint32_t page)
 		iswf_count(&A->count.pages_lost, (uint64_t)-1);
 	if (code == 0) {
 		iswf_set(&place->placed, page);
+		pthread_mutex_lock(&A->lock);
+		A->blocks[block].unsure = true; /* freed, it is no page for anybody else */
+		pthread_mutex_unlock(&A->lock);
 	} else if (code == -EEXIST) {
 		iswf_set(&place->met, page);
 	} else if (code == -ENOENT) {
@@ -180,7 +183,7 @@ static void ask_each(struct arrival *arrival)
 		if (arrival->refused)
 			return;
 		if (is_lost(code))
-			poison(arrival->place, page);
+			poison(arrival->block, arrival->place, page);
 		else
 			failed |= code != 0;
 	}

@@ -198,13 +198,30 @@ static bool leave(struct iswf_block *b, uint32_t block, bool children, enum iswf
 	return true;
 }
 
+/* Lock held, claimed, nothing is taken meanwhile: what was freed is not the kernel's for good. */
+static void drop_freed(struct iswf_block *b, uint32_t block)
+{
+	struct iswf_mask freed = iswf_mask_without(&b->home, &b->live), kept;
+	int code;
+
+	if (!iswf_mask_any(&freed) || b->left)
+		return;
+	pthread_mutex_unlock(&A->lock);
+	kept = discard_runs(iswf_at(block), &freed, true, &code);
+	pthread_mutex_lock(&A->lock);
+	iswf_mask_take(&freed, &kept);
+	drop(b, &freed);
+}
+
 static void hand_back(uint32_t block, bool children, enum iswf_why why)
 {
 	for (uint32_t leaves = 0; leaves < LEAVES_MAX;) {
 		struct iswf_block *b = iswf_claim(block);
-		bool nobodys = !iswf_mask_any(&b->live) && iswf_is_empty(b), done;
+		bool done;
 
-		done = nobodys || b->left;
+		if (iswf_rests())
+			drop_freed(b, block);
+		done = (!iswf_mask_any(&b->live) && iswf_is_empty(b)) || b->left;
 		if (!done && come_home(b, block)) {
 			done = leave(b, block, children, why);
 			leaves++;

@@ -140,14 +140,17 @@ static int errand(enum iswf_errand what, void *at, size_t bytes)
 static void *take(size_t bytes, size_t align, enum iswf_request request)
 {
 	sigset_t all, before;
+	int cancels;
 	char *at;
 
 	if (iswf_stands_in_arena())
 		return NULL;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancels);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	at = iswf_take(bytes, align, request);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_setcancelstate(cancels, NULL);
 	return at;
 }
 

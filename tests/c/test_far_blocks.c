@@ -55,6 +55,8 @@ static struct {
 	bool any;     /* what it holds was never said: as malloc() gives it */
 } model[PAGES];
 static bool left[BLOCKS];
+static void (*meanwhile_once)(void); /* while the next discard is under way */
+static uint32_t discards_refused;
 
 /*
  * Read by the agent, not served; the kernel forgets the pages of a discard only `later`, and then
@@ -288,6 +290,16 @@ static int fake_discard(char *at, size_t bytes, bool is_watched)
 
 	meanwhile();
 	CHECK(r);
+	if (meanwhile_once != NULL) {
+		void (*call)(void) = meanwhile_once;
+
+		meanwhile_once = NULL;
+		call();
+	}
+	if (discards_refused > 0) {
+		discards_refused--;
+		return -EINVAL;
+	}
 	for (uint32_t i = 0; r == &arena && i < bytes / ISWF_PAGE_BYTES; i++) {
 		if (!model[page + i].foreign)
 			continue;
@@ -1105,6 +1117,87 @@ static void what_is_freed_stays_while_there_is_room(void)
 	end_ranges();
 }
 
+/* A block that the program has freed and that is home still: zeros, but for page 300. */
+static void begin_freed(void)
+{
+	lossy = false;
+	calm = true;
+	places = BLOCKS;
+	begin();
+	A->budget_pages = LARGE_PAGES;
+	take_block(ISWF_MALLOC);
+	change(300);
+	give_block(arena.at);
+	CHECK_EQ(A->held_pages, ISWF_BLOCK_PAGES);
+}
+
+/* A fork, or mlock of something else in the block: what was freed there is no zeros. */
+static void what_is_handed_back_is_cleared_when_it_is_taken(void)
+{
+	begin_freed();
+	hand_back(0);
+	take_block(ISWF_CALLOC);
+	look(300);
+	end_ranges();
+}
+
+static void leave_once(void)
+{
+	CHECK(iswf_evict() && iswf_send());
+}
+
+/* Its pages are the caller's before they are cleared, so they may leave in between. */
+static void what_leaves_before_it_is_cleared_is_zeros(void)
+{
+	begin_freed();
+	meanwhile_once = leave_once;
+	for (uint32_t page = 0; page < 2 * ISWF_BLOCK_PAGES; page++)
+		model[page].owned = true;
+	CHECK(iswf_take(2 * (size_t)ISWF_BLOCK_BYTES, 0, ISWF_MALLOC) == arena.at);
+	change(300);
+	change(ISWF_BLOCK_PAGES + 300);
+	for (uint32_t page = 0; page < 2 * ISWF_BLOCK_PAGES; page++)
+		model[page].owned = false;
+	iswf_give(arena.at);
+	CHECK(iswf_take(2 * (size_t)ISWF_BLOCK_BYTES, 0, ISWF_CALLOC) == arena.at);
+	CHECK(meanwhile_once == NULL);
+	for (uint32_t page = 0; page < 2 * ISWF_BLOCK_PAGES; page++) {
+		model[page].owned = true;
+		model[page].value = 0;
+		look(page);
+	}
+	end_ranges();
+}
+
+/* Locked by a call that the agent does not see, say. */
+static void what_cannot_be_cleared_is_not_taken(void)
+{
+	begin_freed();
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
+		model[page].changes = true;
+	discards_refused = 2; /* and when it is given up, too */
+	CHECK(iswf_take(ISWF_BLOCK_BYTES, 0, ISWF_CALLOC) == NULL);
+	CHECK_EQ(discards_refused, 0);
+	CHECK(iswf_take(ISWF_BLOCK_BYTES, 0, ISWF_MALLOC) != arena.at);
+	end_ranges();
+}
+
+/* Who had the page could go on, by a handler of SIGBUS. */
+static void a_lost_page_is_not_the_next_ones(void)
+{
+	begin_freed();
+	take_block(ISWF_MALLOC);
+	change(300);
+	CHECK(iswf_evict() && iswf_send());
+	device[0].lost[300] = lossy = true;
+	look(300);
+	CHECK(arena.poisoned[300]);
+	give_block(arena.at);
+	take_block(ISWF_MALLOC);
+	CHECK(!arena.poisoned[300]);
+	end_ranges();
+}
+
 static void read_block(uint32_t block, bool upwards)
 {
 	for (uint32_t i = 0; i < ISWF_BLOCK_PAGES; i++)
@@ -1302,6 +1395,10 @@ int main(int argc, char **argv)
 	the_first_touch_of_a_block_makes_all_of_it();
 	what_is_ready_serves_the_first_touch();
 	what_is_freed_stays_while_there_is_room();
+	what_is_handed_back_is_cleared_when_it_is_taken();
+	what_leaves_before_it_is_cleared_is_zeros();
+	what_cannot_be_cleared_is_not_taken();
+	a_lost_page_is_not_the_next_ones();
 	a_walk_takes_larger_and_larger_steps(true);
 	a_walk_takes_larger_and_larger_steps(false);
 	few_blocks_in_use_are_bought_soon();
