@@ -1009,31 +1009,58 @@ static int case_lost(uint32_t n)
 	return 0;
 }
 
+/* malloc, calloc and free are no places where a thread is cancelled. */
+static void *allocate_for_ever(void *arg)
+{
+	unsigned char *at;
+
+	(void)arg;
+	for (;;) {
+		at = calloc(1, 3 * MIB);
+		CHECK(at != NULL && at[MIB] == 0);
+		memset(at, 1, 3 * MIB);
+		free(at);
+		pthread_testcancel();
+	}
+	return NULL;
+}
+
+static int case_cancelled(uint32_t n)
+{
+	struct buffer b = away(MALLOC, 6000);
+	pthread_t threads[THREADS];
+
+	(void)n;
+	for (uint32_t round = 0; round < 20; round++) {
+		for (uint32_t i = 0; i < THREADS; i++)
+			CHECK_EQ(pthread_create(&threads[i], NULL, allocate_for_ever, NULL), 0);
+		usleep(5000);
+		for (uint32_t i = 0; i < THREADS; i++) {
+			CHECK_EQ(pthread_cancel(threads[i]), 0);
+			CHECK_EQ(pthread_join(threads[i], NULL), 0);
+		}
+		check_all(&b, "cancelled");
+	}
+	end(&b);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
 		const char *name;
 		int (*run)(uint32_t);
 	} cases[] = {
-		{"model", case_model},
-		{"fork", case_fork},
-		{"behind", case_behind},
-		{"protected", case_protected},
-		{"spawn", case_spawn},
-		{"descriptors", case_descriptors},
-		{"until", case_until},
-		{"lost", case_lost},
-		{"laid_over", case_laid_over},
-		{"hole", case_hole},
-		{"edges", case_edges},
-		{"locked_all", case_locked_all},
-		{"policies", case_policies},
-		{"moved", case_moved},
-		{"allocator", case_allocator},
-		{"discards", case_discards},
-		{"wished", case_wished},
-		{"reserved", case_reserved},
-		{"moved-behind", case_moved_behind},
+		{"model", case_model},         {"fork", case_fork},
+		{"behind", case_behind},       {"protected", case_protected},
+		{"spawn", case_spawn},         {"descriptors", case_descriptors},
+		{"until", case_until},         {"lost", case_lost},
+		{"laid_over", case_laid_over}, {"hole", case_hole},
+		{"edges", case_edges},         {"locked_all", case_locked_all},
+		{"policies", case_policies},   {"moved", case_moved},
+		{"allocator", case_allocator}, {"cancelled", case_cancelled},
+		{"discards", case_discards},   {"wished", case_wished},
+		{"reserved", case_reserved},   {"moved-behind", case_moved_behind},
 	};
 
 	CHECK(argc >= 2);

@@ -189,10 +189,10 @@ static void *compact(void *arg)
 /* What the agent does alone. It carries no sanitizer: once, in the plain build, says all. */
 static void every_way_passes(void)
 {
-	static const char *const ways[] = {"fork",       "behind",    "protected", "descriptors",
-					   "spawn",      "laid_over", "hole",      "edges",
-					   "locked_all", "policies",  "moved",     "allocator",
-					   "discards",   "wished",    "reserved",  "moved-behind"};
+	static const char *const ways[] = {
+		"fork",     "behind", "protected",  "descriptors",  "spawn",    "laid_over",
+		"hole",     "edges",  "locked_all", "policies",     "moved",    "allocator",
+		"discards", "wished", "reserved",   "moved-behind", "cancelled"};
 
 	for (size_t i = 0; i < ISWI_ARRAY_LEN(ways); i++)
 		passes(ways[i], "0");
