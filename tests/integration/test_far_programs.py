@@ -96,7 +96,7 @@ def python() -> str:
 
 
 def test_sqlite_in_memory() -> None:
-    check_same([python(), "-c", SQLITE, ":memory:", "120000"])
+    check_same([python(), "-c", SQLITE, ":memory:", "250000"])
 
 
 @pytest.mark.requires_tool("sort")
