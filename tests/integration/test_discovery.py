@@ -175,7 +175,8 @@ def test_donors_are_found_on_a_broker_and_nothing_is_lost_with_it(
     until_degraded(device, f"broker {broker.address}: Connection refused")
     data.write()
     assert slabs(device) == {small.address: 1}
-    assert "this donor is not announced" in cluster.ok("status", "--donors", second.address)
+    words = "this donor is not announced"
+    until(lambda: words in cluster.ok("status", "--donors", second.address), words)
     assert "[broker-lost]" in second.log
     assert "those that are known stay known [broker-lost]" in device.log
     assert "degraded: broker" in findings(cluster)
