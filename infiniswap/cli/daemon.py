@@ -120,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
     if args.prepare is not None:
         return prepare(args)
     from infiniswap import logs
+    from infiniswap.control.listening import check_reach
     from infiniswap.donor import by_hand, copies, daemon
     from infiniswap.donor.memory import memory_source
     from infiniswap.system.notify import Notifier
@@ -140,7 +141,9 @@ def run(args: argparse.Namespace) -> int:
     )
     from infiniswap.engine.native import NativeStore
 
+    # All that can refuse it, before anything is mounted.
     check_listen_secret(config.daemon.listen, config.cluster.trust_file)
+    check_reach(config.daemon.listen)
     config.keys()
     config.second_keys()
     memory = memory_source(args.memory_cgroup)
