@@ -237,9 +237,7 @@ bool iswf_send(void);
  * other, if there is room for it without evicting anything. False: none. A thread of ours.
  */
 bool iswf_ahead(void);
-/* Makes one huge page of zeros for a first touch to come. False: there are enough. A thread of
- * ours.
- */
+/* Makes a huge page of zeros before its first touch; false: there are enough. A thread of ours. */
 bool iswf_make_ready(void);
 /* Tells the device of one block that no longer needs a place; false: there is none. */
 bool iswf_drop(void);

@@ -33,7 +33,7 @@ from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.handshake_rate import PER_HOST
 from infiniswap.control.key_ring import KeyRing
-from infiniswap.control.listening import bound_to, check_reach
+from infiniswap.control.listening import bound_to
 from infiniswap.control.local import LocalPort, local_path
 from infiniswap.control.own_certificate import DONOR, certificate_path, own_certificate
 from infiniswap.control.places import PROOF_S
@@ -158,7 +158,6 @@ async def serve(
         EngineError, SystemCallError: the store or a port cannot be set up.
     """
     check_listen_secret(config.daemon.listen, config.cluster.trust_file)
-    await asyncio.to_thread(check_reach, config.daemon.listen)
     credentials = await asyncio.to_thread(donor_credentials, config)
     if credentials is None:
         first = await asyncio.to_thread(donor_keys, config)

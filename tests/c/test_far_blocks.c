@@ -973,6 +973,15 @@ static void run(uint64_t seed, uint32_t steps)
 	end_ranges();
 }
 
+/* Nothing else is under way, nothing is refused, and the device loses nothing. */
+static void begin_calm(void)
+{
+	lossy = false;
+	calm = true;
+	places = BLOCKS;
+	begin();
+}
+
 /* ------------------------------------------------------------------- read-ahead */
 
 /* Every block is the program's, written, and far. */
@@ -980,10 +989,7 @@ static void begin_far(void)
 {
 	char *at;
 
-	lossy = false;
-	calm = true;
-	places = BLOCKS;
-	begin();
+	begin_calm();
 	at = iswf_take((size_t)PAGES * ISWF_PAGE_BYTES, 0, ISWF_MAPPING);
 	CHECK(at == arena.at);
 	for (uint32_t page = 0; page < PAGES; page++)
@@ -1000,9 +1006,7 @@ static void begin_far(void)
 /* At any page; the others of it need no further fault. */
 static void the_first_touch_of_a_block_makes_all_of_it(void)
 {
-	lossy = false;
-	calm = true;
-	begin();
+	begin_calm();
 	CHECK(iswf_take(2 * (size_t)ISWF_BLOCK_BYTES, 0, ISWF_MAPPING) == arena.at);
 	iswf_fault(page_at(&arena, 300));
 	CHECK_EQ(iswf_mask_count(&A->blocks[0].home), ISWF_BLOCK_PAGES);
@@ -1013,10 +1017,7 @@ static void the_first_touch_of_a_block_makes_all_of_it(void)
 /* What the program never wrote costs neither the device nor the program any memory. */
 static void pages_of_zeros_do_not_leave(void)
 {
-	lossy = false;
-	calm = true;
-	places = BLOCKS;
-	begin();
+	begin_calm();
 	CHECK(iswf_take(ISWF_BLOCK_BYTES, 0, ISWF_MAPPING) == arena.at);
 	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
 		model[page].owned = true;
@@ -1034,9 +1035,7 @@ static void pages_of_zeros_do_not_leave(void)
 /* At most two, and none where memory is short; the next first touch takes one. */
 static void what_is_ready_serves_the_first_touch(void)
 {
-	lossy = false;
-	calm = true;
-	begin();
+	begin_calm();
 	CHECK(iswf_take(2 * (size_t)ISWF_BLOCK_BYTES, 0, ISWF_MAPPING) == arena.at);
 	CHECK(!iswf_make_ready());
 	A->budget_pages = LARGE_PAGES;
@@ -1076,22 +1075,25 @@ static void give_block(char *at)
 		model[page].changes = false;
 }
 
+/* A block that the program has freed and that is home still: zeros, but for page 300. */
+static void begin_freed(void)
+{
+	begin_calm();
+	A->budget_pages = LARGE_PAGES;
+	take_block(ISWF_MALLOC);
+	change(300);
+	give_block(arena.at);
+	CHECK_EQ(A->held_pages, ISWF_BLOCK_PAGES);
+}
+
 /* As with libc's heap: the next allocation there costs no fault, and leaves what it held. */
 static void what_is_freed_stays_while_there_is_room(void)
 {
 	uint64_t held;
 	uint32_t before = writes;
 
-	lossy = false;
-	calm = true;
-	places = BLOCKS;
-	begin();
-	A->budget_pages = LARGE_PAGES;
-	take_block(ISWF_MALLOC);
-	change(300);
+	begin_freed();
 	held = arena.value[300];
-	give_block(arena.at);
-	CHECK_EQ(A->held_pages, ISWF_BLOCK_PAGES);
 	take_block(ISWF_MALLOC);
 	CHECK(arena.present[300] && arena.value[300] == held);
 	give_block(arena.at);
@@ -1115,20 +1117,6 @@ static void what_is_freed_stays_while_there_is_room(void)
 	give_block(arena.at);
 	CHECK_EQ(A->held_pages, 0);
 	end_ranges();
-}
-
-/* A block that the program has freed and that is home still: zeros, but for page 300. */
-static void begin_freed(void)
-{
-	lossy = false;
-	calm = true;
-	places = BLOCKS;
-	begin();
-	A->budget_pages = LARGE_PAGES;
-	take_block(ISWF_MALLOC);
-	change(300);
-	give_block(arena.at);
-	CHECK_EQ(A->held_pages, ISWF_BLOCK_PAGES);
 }
 
 /* A fork, or mlock of something else in the block: what was freed there is no zeros. */

@@ -45,7 +45,6 @@ without KVM takes minutes for what takes seconds.)"""
 
 _TICK_S = 0.2 if IN_GUEST else 0.02
 _DETACHED_S = 5.0
-_RELEASE_S = 10.0
 
 T = TypeVar("T")
 
@@ -315,16 +314,8 @@ class Cluster:
         done = self.cli("daemon", "--release")
         if done.returncode:
             return [f"memory of killed daemons is not given back: {done.stderr}"]
-        # One whose daemon has just ended is removed by what waited for that.
-        end_s = time.monotonic() + _RELEASE_S
-        while (left := self._homes(homes)) and time.monotonic() < end_s:
-            time.sleep(0.05)
-        return [f"left: {path}" for path in left]
-
-    @staticmethod
-    def _homes(directory: Path) -> list[Path]:
         with contextlib.suppress(OSError):
-            return list(directory.iterdir())
+            return [f"left: {path}" for path in homes.iterdir()]
         return []
 
     def _remove_devices(self) -> list[str]:
