@@ -95,6 +95,7 @@ struct iswf_block {
 	uint16_t window, window_end; /* pages fetched last, and the page behind them */
 	uint16_t rent;               /* of small fetches since it left as a whole */
 	uint32_t fetched_at;         /* which of all small fetches was its last; 0: none */
+	uint32_t freed_ms;           /* when all of it was freed; the clock may wrap */
 	uint32_t whole_at;           /* which of all whole blocks it was that came; 0: none */
 	uint8_t queue;               /* enum iswf_queue_name */
 	uint8_t refusals;            /* moves out that failed, in a row */
@@ -260,6 +261,8 @@ void iswf_clocks_init(void); /* of the conditions, before any is waited for */
 void iswf_wait(pthread_cond_t *cond, long ns);
 /* Lock held: less is free than is kept free, so that nobody has to wait for room. */
 bool iswf_is_tight(void);
+/* Lock held: what was freed has not been taken again for long. */
+bool iswf_is_stale(void);
 /* So many pages may be used now, or after a while. */
 void iswf_need(int64_t pages);
 

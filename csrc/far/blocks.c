@@ -25,6 +25,8 @@ struct iswf_agent iswf_agent = {
 #define AHEAD_SHARE     8
 #define AHEAD_PAGES_MIN (2 * (int64_t)ISWF_BLOCK_PAGES)
 #define AHEAD_PAGES_MAX (8 * (int64_t)ISWF_BLOCK_PAGES)
+/* What was freed is taken again soon, or not at all: then the host may have it. */
+#define FREED_MS_MAX 2000u
 /* Blocks of zeros that are made before anybody asks, and the least budget beside which they count
  * for little. */
 #define READY_MAX        2u
@@ -150,6 +152,8 @@ void iswf_sort(uint32_t block)
 		iswf_queue_add(name, block);
 	if (name == ISWF_Q_DROP)
 		pthread_cond_signal(&A->work);
+	else if (name == ISWF_Q_FREED)
+		b->freed_ms = (uint32_t)(iswf_now_ns() / 1000000);
 }
 
 /* Drops the lock for the wake-up. */
@@ -187,6 +191,14 @@ bool iswf_is_tight(void)
 	       : kept > AHEAD_PAGES_MAX ? AHEAD_PAGES_MAX
 					: kept;
 	return used + kept > A->budget_pages;
+}
+
+bool iswf_is_stale(void)
+{
+	uint32_t oldest = A->queues[ISWF_Q_FREED].head, now = (uint32_t)(iswf_now_ns() / 1000000);
+
+	return A->queues[ISWF_Q_FREED].count != 0 &&
+	       now - A->blocks[oldest].freed_ms > FREED_MS_MAX;
 }
 
 /* Not by the clock of day: somebody may set it back. */

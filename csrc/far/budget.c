@@ -22,9 +22,9 @@
 #define LEVELS_MAX       8u
 #define LIMITS           2u
 #define REFAULTS         2u /* of files, and of memory that the kernel has swapped out */
-#define MARGIN_SHARE     16
+#define MARGIN_SHARE     64
 #define MARGIN_BYTES_MIN (6ll << 20)
-#define MARGIN_BYTES_MAX (48ll << 20)
+#define MARGIN_BYTES_MAX (16ll << 20)
 #define BUDGET_PAGES_MIN (4 * (int64_t)ISWF_BLOCK_PAGES)
 #define NO_LIMIT         (1ll << 60) /* and above: bytes */
 #define REFAULTS_MAX     64u         /* pages in FILES_NS: files are read again */

@@ -30,9 +30,7 @@
 #define NICE_FAULTS   (-15)
 /* So many blocks lie aside, in a hundred of the budget, before the oldest is sent. */
 #define ASIDE_SHARE 10
-/* Freed blocks that stay as they are though nobody needs room: as much as libc keeps. */
-#define FREED_BLOCKS_MAX 32u
-#define WORK_NS          5000000
+#define WORK_NS     5000000
 
 #define A (&iswf_agent)
 
@@ -61,7 +59,7 @@ static void *fault_main(void *arg)
 static bool wants_eviction(int64_t *aside_max_out)
 {
 	*aside_max_out = A->budget_pages * ASIDE_SHARE / 100 / ISWF_BLOCK_PAGES;
-	return iswf_is_tight() || A->queues[ISWF_Q_FREED].count > FREED_BLOCKS_MAX;
+	return iswf_is_tight() || iswf_is_stale();
 }
 
 static bool work_once(void)

@@ -1086,6 +1086,24 @@ static void begin_freed(void)
 	CHECK_EQ(A->held_pages, ISWF_BLOCK_PAGES);
 }
 
+/* The host has a use for it, and the program has shown none. */
+static void what_is_freed_leaves_after_a_while(void)
+{
+	now_ns += 1900000000ull; /* 0 is no time at which something was freed */
+	begin_freed();
+	CHECK(!iswf_is_stale());
+	now_ns += 1900000000ull;
+	CHECK(!iswf_is_stale());
+	take_block(ISWF_MALLOC);
+	give_block(arena.at);
+	now_ns += 1900000000ull;
+	CHECK(!iswf_is_stale());
+	now_ns += 200000000u;
+	CHECK(iswf_is_stale() && iswf_evict());
+	CHECK_EQ(A->held_pages, 0);
+	CHECK(!iswf_is_stale());
+}
+
 /* As with libc's heap: the next allocation there costs no fault, and leaves what it held. */
 static void what_is_freed_stays_while_there_is_room(void)
 {
@@ -1382,6 +1400,7 @@ int main(int argc, char **argv)
 	parts_of_mappings_are_no_allocations();
 	the_first_touch_of_a_block_makes_all_of_it();
 	what_is_ready_serves_the_first_touch();
+	what_is_freed_leaves_after_a_while();
 	what_is_freed_stays_while_there_is_room();
 	what_is_handed_back_is_cleared_when_it_is_taken();
 	what_leaves_before_it_is_cleared_is_zeros();

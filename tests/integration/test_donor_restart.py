@@ -109,6 +109,12 @@ class Lent:
         """Where the donor's slabs are."""
         return home_in(self.cluster)
 
+    def mapped(self) -> list[str]:
+        """Names of the files of slabs that a device has; free ones come and go."""
+        names = sorted(path.name for path in (self.home() / "slabs").glob("slab.*.mapped.*"))
+        assert names
+        return names
+
     def restart(self, **changes: str) -> Donor:
         self.cluster.env.update(changes)
         self.donor = self.cluster.successor(self.donor)
@@ -221,10 +227,10 @@ def test_a_daemon_refuses_to_take_the_slabs_of_devices_of_protocol_1(lent: Lent)
     record = lent.home() / "donor.json"
     lent.donor.end(signal.SIGKILL)
     record.write_text(json.dumps({**json.loads(record.read_text()), "format": 1}))
-    names = sorted(path.name for path in (lent.home() / "slabs").iterdir())
+    names = lent.mapped()
     with pytest.raises(AssertionError, match="devices of protocol version 1 have slabs here"):
         lent.cluster.donor(port=lent.donor.control)
-    assert sorted(path.name for path in (lent.home() / "slabs").iterdir()) == names
+    assert lent.mapped() == names
     assert "given back" in lent.cluster.ok("daemon", "--release")
     lent.restart()
     assert lent.read_back()["crc_errors_remote"] == 0
@@ -238,11 +244,11 @@ def test_the_slabs_of_devices_of_protocol_1_are_given_back_only_when_somebody_as
     donors = lent.cluster.root / "donors"
     record = lent.home() / "donor.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "format": 1}))
-    names = sorted(path.name for path in (lent.home() / "slabs").iterdir())
+    names = lent.mapped()
     assert lent.donor.end(signal.SIGTERM) == 0
     done = lent.cluster.cli("daemon", "--release", "--after", "0.1")
     assert (done.returncode, "are kept for them" in done.stderr) == (9, True), done.stderr
-    assert sorted(path.name for path in (lent.home() / "slabs").iterdir()) == names
+    assert lent.mapped() == names
     assert "given back" in lent.cluster.ok("daemon", "--release")
     assert not donors.exists()
     assert lent.read_back()["requests_failed"] == 0

@@ -355,7 +355,7 @@ def test_a_setuid_program_of_a_members_job_is_left_running(
     quietly = ">/dev/null 2>&1 &"  # else they would hold the pipes open that are read here
     script = (
         f"sleep 9876 {quietly} {become_root} --reuid=0 --clear-groups sleep 9877 {quietly} "
-        "echo $!; while ! grep -q 9877 /proc/$!/cmdline; do :; done"
+        "echo $!; until grep -qx sleep /proc/$!/comm; do :; done"
     )
     done = run_as(member_runner, member_runner.argv("sh", "-c", script))
     roots = int(done.stdout)
