@@ -67,10 +67,14 @@ struct iswf_mask {
 	uint64_t word[ISWF_WORDS];
 };
 
-/* FREED: home, and no page of it belongs to an allocation. DROP: it is nowhere but has a place. */
+/*
+ * FILLED: home, since its first touch as one page of zeros, of which the program may use little.
+ * FREED: home, and no page of it belongs to an allocation. DROP: it is nowhere but has a place.
+ */
 enum iswf_queue_name {
 	ISWF_Q_NONE,
 	ISWF_Q_HOME,
+	ISWF_Q_FILLED,
 	ISWF_Q_FREED,
 	ISWF_Q_ASIDE,
 	ISWF_Q_DROP,
@@ -103,6 +107,7 @@ struct iswf_block {
 	bool wanted; /* somebody faults in it and is to be woken at its release */
 	bool fixed;  /* it stays home for good; what is freed of it is unmapped */
 	bool unsure; /* pages may be there that no mask names: a discard we were told of */
+	bool filled; /* as one page of zeros, and nobody has looked how many are zeros still */
 	bool placed; /* the device has a place for it */
 	bool left;   /* no longer registered: the kernel fills it */
 	bool ahead;  /* what is aside was brought before a fault: the device has it, too */

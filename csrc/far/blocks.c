@@ -21,10 +21,11 @@ struct iswf_agent iswf_agent = {
 };
 
 #define VICTIMS_LOOKED_AT 256u
+#define FILLING_SHARE     8
 /* Evicted ahead of need: room for this share of the budget is kept, and for so much. */
 #define AHEAD_SHARE     8
 #define AHEAD_PAGES_MIN (2 * (int64_t)ISWF_BLOCK_PAGES)
-#define AHEAD_PAGES_MAX (8 * (int64_t)ISWF_BLOCK_PAGES)
+#define AHEAD_PAGES_MAX (4 * (int64_t)ISWF_BLOCK_PAGES)
 /* What was freed is taken again soon, or not at all: then the host may have it. */
 #define FREED_MS_MAX 2000u
 /* Blocks of zeros that are made before anybody asks, and the least budget beside which they count
@@ -104,9 +105,17 @@ static bool is_split(const struct iswf_block *b)
 	return iswf_mask_any(&b->far);
 }
 
+/* So many blocks may be in the midst of their first use. */
+static uint32_t filling(void)
+{
+	return A->budget_pages < 0 ? 0
+				   : (uint32_t)(A->budget_pages / ISWF_BLOCK_PAGES / FILLING_SHARE);
+}
+
 /*
  * Lock held: the block that is to leave, claimed; ISWF_NONE. What the program has freed goes first,
- * which costs nothing; then the first one that is home as a whole:
+ * which costs nothing, then what is zeros of a block that was filled a while ago (see iswf_evict);
+ * then the first one that is home as a whole:
  * a split one costs as many requests as it has runs, and either is cold soon and small, or comes
  * whole once enough of it was fetched.
  */
@@ -114,6 +123,8 @@ uint32_t iswf_claim_victim(void)
 {
 	uint32_t block = iswf_claim_first(ISWF_Q_FREED);
 
+	if (block == ISWF_NONE && A->queues[ISWF_Q_FILLED].count > filling())
+		block = iswf_claim_first(ISWF_Q_FILLED);
 	if (block != ISWF_NONE)
 		return block;
 	if (A->queues[ISWF_Q_HOME].count != 0)
@@ -125,7 +136,8 @@ uint32_t iswf_claim_victim(void)
 		}
 		block = A->blocks[block].next;
 	}
-	return iswf_claim_first(ISWF_Q_HOME);
+	block = iswf_claim_first(ISWF_Q_HOME);
+	return block != ISWF_NONE ? block : iswf_claim_first(ISWF_Q_FILLED);
 }
 
 bool iswf_is_empty(const struct iswf_block *b)
@@ -141,7 +153,9 @@ void iswf_sort(uint32_t block)
 	if (iswf_mask_any(&b->aside))
 		name = ISWF_Q_ASIDE;
 	else if (iswf_mask_any(&b->home) && !b->fixed)
-		name = iswf_mask_any(&b->live) || b->refusals != 0 ? ISWF_Q_HOME : ISWF_Q_FREED;
+		name = !iswf_mask_any(&b->live) && b->refusals == 0 ? ISWF_Q_FREED
+		       : b->filled                                  ? ISWF_Q_FILLED
+								    : ISWF_Q_HOME;
 	else if (b->placed && iswf_is_empty(b))
 		name = ISWF_Q_DROP;
 	if (name == b->queue)

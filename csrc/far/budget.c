@@ -21,10 +21,8 @@
 #define PATH_BYTES       1024u
 #define LEVELS_MAX       8u
 #define LIMITS           2u
-#define REFAULTS         2u /* of files, and of memory that the kernel has swapped out */
-#define MARGIN_SHARE     64
-#define MARGIN_BYTES_MIN (6ll << 20)
-#define MARGIN_BYTES_MAX (16ll << 20)
+#define REFAULTS         2u          /* of files, and of memory that the kernel has swapped out */
+#define MARGIN_BYTES     (8ll << 20) /* what others may take between two looks */
 #define BUDGET_PAGES_MIN (4 * (int64_t)ISWF_BLOCK_PAGES)
 #define NO_LIMIT         (1ll << 60) /* and above: bytes */
 #define REFAULTS_MAX     64u         /* pages in FILES_NS: files are read again */
@@ -226,14 +224,11 @@ static int64_t least_spare(const struct level *level, int64_t least, uint64_t no
 {
 	static char stat[STAT_BYTES]; /* one thread at a time: see looked_ns */
 	char usage[32];
-	int64_t limit = limit_of(level), margin = limit / MARGIN_SHARE, spare;
+	int64_t limit = limit_of(level), spare;
 
 	if (limit == NO_LIMIT || !read_text(level->usage_fd, usage, sizeof(usage)))
 		return least;
-	margin = margin < MARGIN_BYTES_MIN   ? MARGIN_BYTES_MIN
-		 : margin > MARGIN_BYTES_MAX ? MARGIN_BYTES_MAX
-					     : margin;
-	spare = limit - margin - (int64_t)strtoull(usage, NULL, 10);
+	spare = limit - MARGIN_BYTES - (int64_t)strtoull(usage, NULL, 10);
 	/* With the files it is more still. */
 	if (spare >= least || !read_text(level->stat_fd, stat, sizeof(stat)))
 		return least;

@@ -20,6 +20,7 @@ static void moved_aside(struct iswf_block *b, uint32_t block, const struct iswf_
 	b->refusals = 0;
 	b->window = b->window_end = 0;
 	b->rent = 0;
+	b->filled = false;
 	iswf_queue_add(ISWF_Q_ASIDE, block);
 }
 
@@ -69,6 +70,49 @@ static void forget_aside(struct iswf_block *b, uint32_t block)
 	iswf_held_more(-pages);
 }
 
+/*
+ * Which of the pages, which are aside, are worth keeping: not those of zeros, where there are many.
+ * A block is made at its first touch, and a program may have touched little of it.
+ */
+static struct iswf_mask without_zeros(uint32_t block, const struct iswf_mask *pages)
+{
+	char *shadow = iswf_shadow_of(&A->blocks[block]);
+	struct iswf_mask zeros = {{0}};
+	uint32_t run;
+
+	for (uint32_t first = 0; (run = iswf_mask_run(pages, &first)) != 0; first += run) {
+		char *at = shadow + (size_t)first * ISWF_PAGE_BYTES;
+
+		A->ops->fill_holes(at, (size_t)run * ISWF_PAGE_BYTES);
+		for (uint32_t i = 0; i < run; i++)
+			if (A->ops->is_zeros(at + (size_t)i * ISWF_PAGE_BYTES))
+				iswf_set(&zeros, first + i);
+	}
+	return iswf_mask_count(&zeros) < ZEROS_MIN ? *pages : iswf_mask_without(pages, &zeros);
+}
+
+/*
+ * Lock held, claimed; all of them were moved. What is zeros still is given up, since nothing else
+ * costs as little, and the rest goes home: it may be in use.
+ */
+static void give_up_zeros(struct iswf_block *b, uint32_t block, const struct iswf_mask *moved)
+{
+	struct iswf_mask kept, rest, zeros;
+
+	pthread_mutex_unlock(&A->lock);
+	kept = without_zeros(block, moved);
+	zeros = iswf_mask_without(moved, &kept);
+	rest = iswf_put_back(block, &kept);
+	rest = iswf_mask_without(&kept, &rest);
+	clear_slot(block, &rest);
+	pthread_mutex_lock(&A->lock);
+	b->filled = false;
+	iswf_mask_take(&b->home, &zeros);
+	stays(b, &rest);
+	iswf_held_more(-(int64_t)iswf_mask_count(&zeros));
+	iswf_queue_add(iswf_mask_any(&rest) ? ISWF_Q_ASIDE : ISWF_Q_HOME, block);
+}
+
 bool iswf_evict(void)
 {
 	struct iswf_mask home, moved, aside = {{0}};
@@ -96,7 +140,9 @@ bool iswf_evict(void)
 	}
 
 	pthread_mutex_lock(&A->lock);
-	if (code == 0) {
+	if (code == 0 && b->filled && iswf_mask_any(&b->live)) {
+		give_up_zeros(b, block, &moved);
+	} else if (code == 0) {
 		moved_aside(b, block, &moved);
 		if (!iswf_mask_any(&b->live))
 			forget_aside(b, block);
@@ -108,27 +154,6 @@ bool iswf_evict(void)
 	iswf_release(block);
 	pthread_mutex_unlock(&A->lock);
 	return code != -EAGAIN;
-}
-
-/*
- * Which of the live pages are to be sent: not those of zeros, where there are many. A block is made
- * at its first touch, and a program may have touched little of it.
- */
-static struct iswf_mask without_zeros(uint32_t block, const struct iswf_mask *live)
-{
-	char *shadow = iswf_shadow_of(&A->blocks[block]);
-	struct iswf_mask zeros = {{0}};
-	uint32_t run;
-
-	for (uint32_t first = 0; (run = iswf_mask_run(live, &first)) != 0; first += run) {
-		char *at = shadow + (size_t)first * ISWF_PAGE_BYTES;
-
-		A->ops->fill_holes(at, (size_t)run * ISWF_PAGE_BYTES);
-		for (uint32_t i = 0; i < run; i++)
-			if (A->ops->is_zeros(at + (size_t)i * ISWF_PAGE_BYTES))
-				iswf_set(&zeros, first + i);
-	}
-	return iswf_mask_count(&zeros) < ZEROS_MIN ? *live : iswf_mask_without(live, &zeros);
 }
 
 /* Sends them; returns those that the device has now. *code_out: why not all. */

@@ -101,13 +101,13 @@ static void begin(int64_t limit, int64_t limit_above, int64_t used, int64_t cach
 TEST(the_least_limit_of_all_levels_counts)
 {
 	begin(1024 * MIB, NONE, 400 * MIB, 100 * MIB);
-	CHECK_EQ(look(), PAGES((100 + 1024 - 48 - 300) * MIB));
+	CHECK_EQ(look(), PAGES((100 + 1024 - 8 - 300) * MIB));
 	iswf_budget_close();
 	begin(1024 * MIB, 512 * MIB, 400 * MIB, 100 * MIB);
-	CHECK_EQ(look(), PAGES((100 + 512 - 32 - 300) * MIB));
+	CHECK_EQ(look(), PAGES((100 + 512 - 8 - 300) * MIB));
 	iswf_budget_close();
 	begin(NONE, 512 * MIB, 400 * MIB, 0);
-	CHECK_EQ(look(), PAGES((100 + 512 - 32 - 400) * MIB));
+	CHECK_EQ(look(), PAGES((100 + 512 - 8 - 400) * MIB));
 	iswf_budget_close();
 }
 
@@ -117,7 +117,7 @@ TEST(a_small_limit_is_not_all_margin)
 	iswf_agent.held_pages = 0;
 	begin(64 * MIB, NONE, 20 * MIB, 0);
 	iswf_agent.held_pages = 0;
-	CHECK_EQ(look(), PAGES((64 - 6 - 20) * MIB));
+	CHECK_EQ(look(), PAGES((64 - 8 - 20) * MIB));
 	/* Below 8 MiB there is no paging by blocks: the kernel swaps. */
 	write_file(job, "memory.current", "%lld\n", 63 * MIB);
 	CHECK_EQ(look(), PAGES(8 * MIB));
