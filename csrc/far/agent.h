@@ -108,6 +108,7 @@ struct iswf_block {
 	bool fixed;  /* it stays home for good; what is freed of it is unmapped */
 	bool unsure; /* pages may be there that no mask names: a discard we were told of */
 	bool filled; /* as one page of zeros, and nobody has looked how many are zeros still */
+	bool looked; /* somebody has: the program may read zeros, and need them again and again */
 	bool placed; /* the device has a place for it */
 	bool left;   /* no longer registered: the kernel fills it */
 	bool ahead;  /* what is aside was brought before a fault: the device has it, too */

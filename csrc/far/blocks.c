@@ -150,6 +150,7 @@ void iswf_sort(uint32_t block)
 	struct iswf_block *b = &A->blocks[block];
 	enum iswf_queue_name name = ISWF_Q_NONE;
 
+	b->looked &= iswf_mask_any(&b->live);
 	if (iswf_mask_any(&b->aside))
 		name = ISWF_Q_ASIDE;
 	else if (iswf_mask_any(&b->home) && !b->fixed)

@@ -107,6 +107,7 @@ static void give_up_zeros(struct iswf_block *b, uint32_t block, const struct isw
 	clear_slot(block, &rest);
 	pthread_mutex_lock(&A->lock);
 	b->filled = false;
+	b->looked = true;
 	iswf_mask_take(&b->home, &zeros);
 	stays(b, &rest);
 	iswf_held_more(-(int64_t)iswf_mask_count(&zeros));

@@ -238,7 +238,7 @@ static void fill_whole(struct iswf_block *b, uint32_t block)
 	pthread_mutex_lock(&A->lock);
 	iswf_cradle_give(cradle);
 	came = iswf_mask_range(0, (uint32_t)(moved / ISWF_PAGE_BYTES));
-	b->filled = moved != 0;
+	b->filled = moved != 0 && !b->looked;
 	came_home(b, &came);
 }
 

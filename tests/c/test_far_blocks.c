@@ -1048,6 +1048,24 @@ static void pages_of_zeros_do_not_leave(void)
 	end_ranges();
 }
 
+/* It took minutes: each look gave up all that the program was reading. */
+static void zeros_that_are_needed_again_are_left_then(void)
+{
+	begin_calm();
+	CHECK(iswf_take(ISWF_BLOCK_BYTES, 0, ISWF_MAPPING) == arena.at);
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
+		model[page].owned = true;
+	for (uint32_t i = 0; i < 2; i++) {
+		look(300);
+		CHECK_EQ(A->held_pages, ISWF_BLOCK_PAGES);
+		CHECK(A->blocks[0].queue == (i == 0 ? ISWF_Q_FILLED : ISWF_Q_HOME));
+		if (i == 0)
+			CHECK(iswf_evict());
+	}
+	check_books();
+	end_ranges();
+}
+
 /* Its program may be writing there in order. */
 static void zeros_of_a_block_in_its_first_use_are_left(void)
 {
@@ -1442,6 +1460,7 @@ int main(int argc, char **argv)
 	a_walk_takes_larger_and_larger_steps(false);
 	few_blocks_in_use_are_bought_soon();
 	walks_are_expected_after_walks();
+	zeros_that_are_needed_again_are_left_then();
 	zeros_of_a_block_in_its_first_use_are_left();
 	pages_of_zeros_do_not_leave();
 	for (uint64_t seed = first; seed < first + seeds; seed++) {
