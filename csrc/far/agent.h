@@ -109,6 +109,8 @@ struct iswf_block {
 	bool unsure; /* pages may be there that no mask names: a discard we were told of */
 	bool filled; /* as one page of zeros, and nobody has looked how many are zeros still */
 	bool looked; /* somebody has: the program may read zeros, and need them again and again */
+	bool tabled; /* single pages were there: their table keeps huge ones away */
+	bool mapped; /* by the program, which may map something else there by a way unseen */
 	bool placed; /* the device has a place for it */
 	bool left;   /* no longer registered: the kernel fills it */
 	bool ahead;  /* what is aside was brought before a fault: the device has it, too */
@@ -137,8 +139,10 @@ struct iswf_ops {
 	int (*discard)(char *at, size_t bytes, bool is_watched);
 	/* The slot of the cradle is empty, and its next page can be a huge one. */
 	int (*renew)(char *slot);
-	/* What was touched there is one page; true, too, where the kernel does not tell. */
-	bool (*is_huge)(const char *slot);
+	/* The page there is a part of a huge one; true, too, where the kernel does not tell. */
+	bool (*is_huge)(const char *at);
+	/* Of 2 MiB of ours without a page: the kernel's table of single pages is gone, too. */
+	bool (*untable)(char *at);
 	/* What is missing of this part of the shadow is zeros: who reads there faults no more. */
 	void (*fill_holes)(char *at, size_t bytes);
 	bool (*is_zeros)(const char *page); /* what is there */

@@ -206,6 +206,13 @@ static int become_live(uint32_t block, uint32_t first, uint32_t end)
 	return 0;
 }
 
+static int become_mapped(uint32_t block, uint32_t first, uint32_t end)
+{
+	(void)first, (void)end;
+	A->blocks[block].mapped = true;
+	return 0;
+}
+
 static int die(uint32_t block, uint32_t first, uint32_t end)
 {
 	return iswf_discard(block, first, end, ISWF_DEAD);
@@ -344,6 +351,8 @@ char *iswf_take(size_t bytes, size_t align, enum iswf_request request)
 	carve(i, first, pages);
 	sizes[first] = pages | (request == ISWF_MAPPING ? MAPPED : 0);
 	(void)in_blocks(first, first + pages, become_live);
+	if (request == ISWF_MAPPING)
+		(void)in_blocks(first, first + pages, become_mapped);
 	done = request == ISWF_MALLOC || clear_pages(first, first + pages);
 	if (!done)
 		sizes[first] = 0;
@@ -403,6 +412,8 @@ bool iswf_resize(char *at, size_t bytes)
 			carve(i, first + old, pages - old);
 			sizes[first] = pages | mapped;
 			(void)in_blocks(first + old, first + pages, become_live);
+			if (mapped != 0)
+				(void)in_blocks(first + old, first + pages, become_mapped);
 			done = mapped == 0 || clear_pages(first + old, first + pages);
 			if (!done)
 				sizes[first] = old | mapped;

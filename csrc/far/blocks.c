@@ -145,12 +145,26 @@ bool iswf_is_empty(const struct iswf_block *b)
 	return !iswf_mask_any(&b->home) && !iswf_mask_any(&b->aside) && !iswf_mask_any(&b->far);
 }
 
+bool iswf_takes_huge(struct iswf_block *b, uint32_t block)
+{
+	if (!b->tabled)
+		return true;
+	/* The marks of lost pages would go with it, or what somebody else has mapped there. */
+	if (b->unsure || b->mapped)
+		return false;
+	pthread_mutex_unlock(&A->lock);
+	b->tabled = !A->ops->untable(iswf_at(block));
+	pthread_mutex_lock(&A->lock);
+	return !b->tabled;
+}
+
 void iswf_sort(uint32_t block)
 {
 	struct iswf_block *b = &A->blocks[block];
 	enum iswf_queue_name name = ISWF_Q_NONE;
 
-	b->looked &= iswf_mask_any(&b->live);
+	if (!iswf_mask_any(&b->live))
+		b->looked = b->mapped = false;
 	if (iswf_mask_any(&b->aside))
 		name = ISWF_Q_ASIDE;
 	else if (iswf_mask_any(&b->home) && !b->fixed)

@@ -119,6 +119,7 @@ bool iswf_evict(void)
 	struct iswf_mask home, moved, aside = {{0}};
 	struct iswf_block *b;
 	uint32_t block = ISWF_NONE;
+	bool huge;
 	int code;
 
 	pthread_mutex_lock(&A->lock);
@@ -134,6 +135,7 @@ bool iswf_evict(void)
 	home = b->home;
 	pthread_mutex_unlock(&A->lock);
 
+	huge = A->ops->is_huge(iswf_at(block));
 	moved = iswf_move_runs(iswf_shadow_of(b), iswf_at(block), &home, &code);
 	if (code != 0 && iswf_mask_any(&moved)) { /* some are pinned: a block leaves whole */
 		aside = iswf_put_back(block, &moved);
@@ -141,10 +143,13 @@ bool iswf_evict(void)
 	}
 
 	pthread_mutex_lock(&A->lock);
+	b->tabled |= !huge;
 	if (code == 0 && b->filled && iswf_mask_any(&b->live)) {
 		give_up_zeros(b, block, &moved);
 	} else if (code == 0) {
 		moved_aside(b, block, &moved);
+		if (!iswf_mask_any(&b->hole))
+			(void)iswf_takes_huge(b, block); /* before anybody waits for it */
 		if (!iswf_mask_any(&b->live))
 			forget_aside(b, block);
 	} else {

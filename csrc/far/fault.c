@@ -174,7 +174,8 @@ static bool buy(struct iswf_block *b, uint32_t block)
 {
 	whole_window(b);
 	iswf_came_whole(block);
-	return is_alone(b) && iswf_mask_count(&b->far) >= WHOLE_PAGES_MIN && fault_whole(b, block);
+	return is_alone(b) && iswf_mask_count(&b->far) >= WHOLE_PAGES_MIN &&
+	       iswf_takes_huge(b, block) && fault_whole(b, block);
 }
 
 /* Lock held, claimed. */
@@ -249,7 +250,8 @@ static void fault_empty(struct iswf_block *b, uint32_t block, uint32_t page)
 	struct iswf_mask wanted = choose_window(b, block, page);
 
 	/* By single faults 2 MiB would cost many times as much, and stay single pages. */
-	if (is_alone(b) && !iswf_mask_any(&b->far) && iswf_mask_count(&b->live) == ISWF_BLOCK_PAGES)
+	if (is_alone(b) && !iswf_mask_any(&b->far) &&
+	    iswf_mask_count(&b->live) == ISWF_BLOCK_PAGES && iswf_takes_huge(b, block))
 		fill_whole(b, block);
 	if (iswf_has(&b->home, page))
 		return;

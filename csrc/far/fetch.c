@@ -82,10 +82,13 @@ struct iswf_mask iswf_put_back(uint32_t block, const struct iswf_mask *aside)
 {
 	struct iswf_place place = {.to = iswf_at(block)};
 	char *shadow = iswf_shadow_of(&A->blocks[block]);
+	bool huge = A->ops->is_huge(shadow);
 	int code;
 	struct iswf_mask moved = iswf_move_runs(place.to, shadow, aside, &code), rest;
 	uint32_t run;
 
+	if (code == 0 && !huge) /* what is there still, nobody needs */
+		(void)A->ops->untable(shadow);
 	if (code == 0 || code == -EAGAIN)
 		return moved;
 	/* Pages that cannot be moved into the mapping as it is now: they are copied. */

@@ -109,6 +109,8 @@ int iswf_discard(uint32_t block, uint32_t first, uint32_t end, enum iswf_fate fa
 	home = iswf_mask_and(&b->home, &pages);
 	aside = iswf_mask_and(&b->aside, &pages);
 	pthread_mutex_unlock(&A->lock);
+	if (iswf_mask_any(&home))
+		b->tabled |= !A->ops->is_huge(iswf_at(block));
 	if (dead && b->fixed)
 		kept = pages;
 	else if (iswf_mask_any(&home) || b->fixed || b->unsure)
@@ -138,6 +140,7 @@ static void forget(uint32_t block, uint32_t first, uint32_t end, bool unmapped)
 	struct iswf_block *b = iswf_claim(block);
 
 	aside = iswf_mask_and(&b->aside, &pages);
+	b->tabled = true;
 	pthread_mutex_unlock(&A->lock);
 	discard_aside(block, &aside);
 	pthread_mutex_lock(&A->lock);
@@ -209,6 +212,7 @@ static void drop_freed(struct iswf_block *b, uint32_t block)
 	pthread_mutex_unlock(&A->lock);
 	kept = discard_runs(iswf_at(block), &freed, true, &code);
 	pthread_mutex_lock(&A->lock);
+	b->tabled = true;
 	iswf_mask_take(&freed, &kept);
 	drop(b, &freed);
 }

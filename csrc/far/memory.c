@@ -67,6 +67,7 @@ struct pm_scan_arg {
 
 int iswf_uffd = -1;
 static int pagemap = -1;
+static bool tables_go; /* see gives_up_tables() */
 
 void iswf_pause(uint64_t ns)
 {
@@ -308,13 +309,13 @@ static int real_renew(char *slot)
 	return 0;
 }
 
-static bool real_is_huge(const char *slot)
+static bool real_is_huge(const char *at)
 {
 	struct page_region region;
 	struct pm_scan_arg scan = {
 		.size = sizeof(scan),
-		.start = (uintptr_t)slot,
-		.end = (uintptr_t)slot + ISWF_PAGE_BYTES,
+		.start = (uintptr_t)at,
+		.end = (uintptr_t)at + ISWF_PAGE_BYTES,
 		.vec = (uintptr_t)&region,
 		.vec_len = 1,
 		.category_mask = PAGE_IS_HUGE,
@@ -322,6 +323,33 @@ static bool real_is_huge(const char *slot)
 	};
 
 	return ioctl(pagemap, PAGEMAP_SCAN, &scan) != 0;
+}
+
+/*
+ * Kernels since 6.14 may give up a table of pages with the last page, when they are told to forget
+ * all of its range: where this one does, a huge page can be there afterwards.
+ */
+static bool gives_up_tables(char *slot)
+{
+	bool gives;
+
+	(void)advise(slot, ISWF_BLOCK_BYTES, MADV_NOHUGEPAGE);
+	*(volatile char *)slot = 0;
+	(void)advise(slot, ISWF_BLOCK_BYTES, MADV_HUGEPAGE);
+	(void)advise(slot, ISWF_BLOCK_BYTES, MADV_DONTNEED);
+	*(volatile char *)slot = 0;
+	gives = real_is_huge(slot);
+	(void)advise(slot, ISWF_BLOCK_BYTES, MADV_DONTNEED);
+	return gives;
+}
+
+/* Not while an event is unserved: something else may be there (F3). */
+static bool real_untable(char *at)
+{
+	if (!tables_go || !iswf_enter())
+		return false;
+	iswf_leave();
+	return real_discard(at, ISWF_BLOCK_BYTES, true) == 0;
 }
 
 static bool real_is_zeros(const char *page)
@@ -355,6 +383,7 @@ const struct iswf_ops iswf_real_ops = {
 	.discard = real_discard,
 	.renew = real_renew,
 	.is_huge = real_is_huge,
+	.untable = real_untable,
 	.fill_holes = real_fill_holes,
 	.is_zeros = real_is_zeros,
 	.unmap = real_unmap,
@@ -450,6 +479,7 @@ int iswf_memory_init(uint32_t blocks)
 	for (uint32_t i = 0; i < ISWF_CRADLE_SLOTS; i++)
 		A->cradle_free[A->cradle_free_count++] = i;
 	atomic_store(&A->blocks_count, blocks);
+	tables_go = gives_up_tables(A->cradle);
 	A->arena = arena;
 	return 0;
 }

@@ -55,6 +55,7 @@ static struct {
 	bool any;     /* what it holds was never said: as malloc() gives it */
 } model[PAGES];
 static bool left[BLOCKS];
+static bool tables[BLOCKS];          /* of the arena: of single pages that are there, or were */
 static void (*meanwhile_once)(void); /* while the next discard is under way */
 static uint32_t discards_refused;
 
@@ -173,6 +174,12 @@ static bool is_refused(const struct range *r)
 	return r == &arena && events_count != 0;
 }
 
+static void set_tables(const struct range *r, uint32_t page)
+{
+	if (r == &arena)
+		tables[page / ISWF_BLOCK_PAGES] = true;
+}
+
 static int fake_move(char *to, char *from, size_t bytes, size_t *done_out)
 {
 	uint32_t to_page, from_page, pages = (uint32_t)(bytes / ISWF_PAGE_BYTES), i;
@@ -188,6 +195,9 @@ static int fake_move(char *to, char *from, size_t bytes, size_t *done_out)
 		return -EAGAIN;
 	if (!calm && t == &arena && below(200) == 0)
 		return -EINVAL; /* it is locked, say */
+	CHECK(f != &cradle || t != &arena || !tables[to_page / ISWF_BLOCK_PAGES]);
+	if (pages < ISWF_BLOCK_PAGES)
+		set_tables(t, to_page), set_tables(f, from_page);
 	for (i = 0; i < pages; i++) {
 		CHECK(f != &arena || !model[from_page + i].foreign);
 		CHECK(t != &arena || !model[to_page + i].foreign);
@@ -230,6 +240,7 @@ static int fake_copy(char *to, const char *from, size_t bytes, bool moved, size_
 		if (!calm && below(1000) == 0)
 			return -ENOMEM;
 		CHECK(!f || f->present[from_page + i]); /* F6: else it would wait for the reader */
+		set_tables(t, page);
 		t->present[page + i] = true;
 		if (f)
 			t->value[page + i] = f->value[from_page + i];
@@ -253,6 +264,7 @@ static int fake_zero(char *at)
 		return -ENOENT;
 	if (r->present[page])
 		return -EEXIST;
+	set_tables(r, page);
 	r->present[page] = true;
 	r->value[page] = 0;
 	wake(r, page);
@@ -269,6 +281,7 @@ static int fake_poison(char *at, bool moved)
 		return -EAGAIN;
 	if (r->present[page])
 		return -EEXIST;
+	set_tables(r, page);
 	r->present[page] = r->poisoned[page] = true;
 	wake(r, page);
 	return 0;
@@ -306,6 +319,8 @@ static int fake_discard(char *at, size_t bytes, bool is_watched)
 		CHECK(events_count != 0); /* the agent has not heard of it yet */
 		return -ENOMEM;
 	}
+	if (bytes < ISWF_BLOCK_BYTES)
+		set_tables(r, page);
 	for (uint32_t i = 0; i < bytes / ISWF_PAGE_BYTES; i++) {
 		CHECK(r != &arena || model[page + i].changes || !model[page + i].owned);
 		/* Else its event counts as the program's. Of a part that has left there is none. */
@@ -329,12 +344,32 @@ static int fake_renew(char *slot)
 	return 0;
 }
 
-static bool fake_is_huge(const char *slot)
+static bool fake_is_huge(const char *at)
 {
 	uint32_t page;
 
-	CHECK(range_of((char *)(uintptr_t)slot, &page) == &cradle);
+	if (range_of((char *)(uintptr_t)at, &page) == &arena && tables[page / ISWF_BLOCK_PAGES])
+		return false;
 	return calm || below(4) != 0;
+}
+
+/* Whatever is there is gone, as after any discard. */
+static bool fake_untable(char *at)
+{
+	uint32_t page;
+	struct range *r = range_of(at, &page);
+
+	meanwhile();
+	CHECK(page % ISWF_BLOCK_PAGES == 0);
+	if (is_refused(r) || (!calm && below(4) == 0))
+		return false;
+	for (uint32_t i = page; i < page + ISWF_BLOCK_PAGES; i++) {
+		CHECK(r != &arena || (!r->present[i] && !r->poisoned[i] && !model[i].foreign));
+		r->present[i] = false;
+	}
+	if (r == &arena)
+		tables[page / ISWF_BLOCK_PAGES] = false;
+	return true;
 }
 
 static void fake_fill_holes(char *at, size_t bytes)
@@ -484,6 +519,7 @@ static const struct iswf_ops fake_ops = {
 	.discard = fake_discard,
 	.renew = fake_renew,
 	.is_huge = fake_is_huge,
+	.untable = fake_untable,
 	.fill_holes = fake_fill_holes,
 	.is_zeros = fake_is_zeros,
 	.unmap = fake_unmap,
@@ -852,6 +888,7 @@ static void begin(void)
 	memset(model, 0, sizeof(model));
 	memset(allocs, 0, sizeof(allocs));
 	memset(left, 0, sizeof(left));
+	memset(tables, 0, sizeof(tables));
 	events_count = busy_block = 0;
 	waiters[0].page = PAGES;
 	A->ops = &fake_ops;
@@ -1081,7 +1118,8 @@ static void zeros_of_a_block_in_its_first_use_are_left(void)
 	CHECK(iswf_evict());
 	CHECK_EQ(iswf_mask_count(&A->blocks[0].home), 1);
 	CHECK_EQ(iswf_mask_count(&A->blocks[1].home), ISWF_BLOCK_PAGES);
-	CHECK(iswf_evict()); /* the first again: it is the oldest that is no more in its first use */
+	CHECK(iswf_evict()); /* the first again: it is the oldest that is no more in its first use
+			      */
 	CHECK(is_aside(0) && A->queues[ISWF_Q_FILLED].count == 2);
 	check_books();
 	end_ranges();
@@ -1189,6 +1227,23 @@ static void what_is_freed_stays_while_there_is_room(void)
 	A->budget_pages = A->held_pages;
 	give_block(arena.at);
 	CHECK_EQ(A->held_pages, 0);
+	end_ranges();
+}
+
+/* What is discarded in parts leaves a table of single pages, beside which none is huge. */
+static void a_block_that_went_in_parts_comes_whole(void)
+{
+	begin_calm();
+	A->budget_pages = LARGE_PAGES;
+	take_block(ISWF_MALLOC);
+	for (uint32_t i = 0; i < 2; i++) {
+		change(300);
+		CHECK_EQ(A->held_pages, ISWF_BLOCK_PAGES);
+		for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page += ISWF_BLOCK_PAGES / 2)
+			discard(page, page + ISWF_BLOCK_PAGES / 2);
+		CHECK_EQ(A->held_pages, 0);
+	}
+	check_books();
 	end_ranges();
 }
 
@@ -1452,6 +1507,7 @@ int main(int argc, char **argv)
 	what_is_ready_serves_the_first_touch();
 	what_is_freed_leaves_after_a_while();
 	what_is_freed_stays_while_there_is_room();
+	a_block_that_went_in_parts_comes_whole();
 	what_is_handed_back_is_cleared_when_it_is_taken();
 	what_leaves_before_it_is_cleared_is_zeros();
 	what_cannot_be_cleared_is_not_taken();

@@ -81,7 +81,7 @@ static void make_directory(void)
 	strcpy(directory, "/tmp/isw-far-XXXXXX");
 	CHECK(mkdtemp(directory) != NULL);
 	CHECK_EQ(chdir(directory), 0);
-	write_usage(LIMIT - 16 * MIB);
+	write_usage(LIMIT - 8 * MIB);
 	snprintf(text, sizeof(text), "%llu\n", LIMIT);
 	write_file("memory.limit_in_bytes", text);
 	write_file("memory.stat", STATISTICS);
@@ -244,7 +244,7 @@ static void pass_on(int says)
 	for (uint32_t turn = 0;; turn++) {
 		ssize_t got;
 
-		write_usage(turn % 2 == 0 ? LIMIT - 16 * MIB : LIMIT - 96 * MIB);
+		write_usage(turn % 2 == 0 ? LIMIT - 8 * MIB : LIMIT - 96 * MIB);
 		if (poll(&ready, 1, TURN_MS) == 0)
 			continue;
 		got = read(says, bytes, sizeof(bytes));
@@ -290,7 +290,7 @@ static void what_comes_ahead_is_what_left(void)
 	write_file("far_job.end", "");
 	CHECK_EQ(end_of(&job), 0);
 	unlink("far_job.end");
-	write_usage(LIMIT - 16 * MIB);
+	write_usage(LIMIT - 8 * MIB);
 	end_device(&d);
 }
 

@@ -290,7 +290,7 @@ static void every_ancestor_counts(void)
 	strcpy(standard, cgroup);
 	snprintf(outer, sizeof(outer), "%s/outer", base);
 	snprintf(cgroup, sizeof(cgroup), "%s/outer/inner", base);
-	make_v1(outer, LIMIT, LIMIT - 16 * MIB);
+	make_v1(outer, LIMIT, LIMIT - 8 * MIB);
 	make_v1(cgroup, NONE, 0);
 	(void)has_agents("plain", 1);
 	write_number(outer, "memory.usage_in_bytes", 64 * MIB);
@@ -300,7 +300,7 @@ static void every_ancestor_counts(void)
 	remove_level(cgroup);
 	remove_level(outer);
 
-	make_v2(outer, "max\n", "268435456\n", LIMIT - 16 * MIB);
+	make_v2(outer, "max\n", "268435456\n", LIMIT - 8 * MIB);
 	make_v2(cgroup, "1073741824\n", "max\n", 0);
 	(void)has_agents("plain", 1);
 	write_file(outer, "memory.high", "max\n");
@@ -336,7 +336,7 @@ int main(int argc, char **argv)
 	CHECK_EQ(chmod(base, 0755), 0);
 	CHECK_EQ(chdir(base), 0);
 	snprintf(cgroup, sizeof(cgroup), "%s/job", base);
-	make_v1(cgroup, LIMIT, LIMIT - 16 * MIB);
+	make_v1(cgroup, LIMIT, LIMIT - 8 * MIB);
 	if (argc == 2) {
 		(void)run(argv[1]);
 	} else {
