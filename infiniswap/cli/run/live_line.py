@@ -21,6 +21,7 @@ from infiniswap.device.jobs.terminal import JobTerminal, is_line_mode
 from infiniswap.device.spec import rundir
 from infiniswap.errors import InfiniswapError
 
+_ASK_S_MIN: Final = 0.1
 _LIVE_S: Final = 1.0
 _COLUMNS: Final = 80  # of a terminal that does not say
 _LINES_MIN: Final = 4
@@ -56,8 +57,9 @@ def put(text: str) -> None:
 
 
 class LiveLine:
-    """Asks the device about once a second; prints news for the user, and rewrites one line on a
-    terminal. Not while the job reads single keys: it then has the whole terminal.
+    """Asks the device, soon at first and then about once a second; prints news for the user, and
+    rewrites one line on a terminal once the job has run for a second. Not while the job reads
+    single keys: it then has the whole terminal.
 
     Args:
         paths: of the device.
@@ -83,7 +85,9 @@ class LiveLine:
         self._enabled = enabled
         self._is_terminal = os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb"
         self._job_terminal: JobTerminal | None = None
-        self._next_s = time.monotonic() + _LIVE_S
+        self._ask_s = _ASK_S_MIN  # a short job shall not end unseen
+        self._next_s = time.monotonic() + self._ask_s
+        self._shown_from_s = time.monotonic() + _LIVE_S
         self._facts: tuple[str, ...] = ()
         self._size: os.terminal_size | None = None
         """Size of the terminal while the line is shown; None before and after."""
@@ -95,9 +99,10 @@ class LiveLine:
             terminal.on_stop = self.clear
 
     def tick(self) -> None:
-        """Called often; asks at most once a second."""
+        """Called often."""
         if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + _LIVE_S
+            self._ask_s = min(2 * self._ask_s, _LIVE_S)
+            self._next_s = time.monotonic() + self._ask_s
             self._ask()
         elif self._size is not None and self._size != _terminal_size():
             self._show()
@@ -120,6 +125,8 @@ class LiveLine:
 
     def _show(self) -> None:
         if not self._is_terminal or not _is_foreground():
+            return
+        if time.monotonic() < self._shown_from_s:
             return
         size = _terminal_size()
         if size.lines < _LINES_MIN or not is_line_mode(self._job_terminal):

@@ -177,7 +177,7 @@ class AgentProcess:
     def __init__(self, job: socket.socket, cgroup: Path, parts: int) -> None:
         if not _AGENT.exists():
             pytest.skip(f"not built: {_AGENT.name} (make setup)")
-        (cgroup / "memory.usage_in_bytes").write_text(f"{_LIMIT - 16 * MIB}\n")
+        (cgroup / "memory.usage_in_bytes").write_text(f"{_LIMIT - 8 * MIB}\n")
         (cgroup / "memory.limit_in_bytes").write_text(f"{_LIMIT}\n")
         (cgroup / "memory.stat").write_text("total_inactive_file 0\n")
         device = os.open("/dev/userfaultfd", os.O_RDWR | os.O_CLOEXEC)
