@@ -239,8 +239,8 @@ static inline char *iswf_at(uint32_t block)
 }
 /* A fault at this address. A thread of ours. */
 void iswf_fault(char *at);
-/* Moves one more block aside; false: none can be. A thread of ours. */
-bool iswf_evict(void);
+/* Moves one more block aside, or one that was freed alone; false: none can be. A thread of ours. */
+bool iswf_evict(bool freed_alone);
 /* Sends the block that is aside longest; false: there is none. A thread of ours. */
 bool iswf_send(void);
 /*

@@ -114,7 +114,7 @@ static void give_up_zeros(struct iswf_block *b, uint32_t block, const struct isw
 	iswf_queue_add(iswf_mask_any(&rest) ? ISWF_Q_ASIDE : ISWF_Q_HOME, block);
 }
 
-bool iswf_evict(void)
+bool iswf_evict(bool freed_alone)
 {
 	struct iswf_mask home, moved, aside = {{0}};
 	struct iswf_block *b;
@@ -124,8 +124,9 @@ bool iswf_evict(void)
 
 	pthread_mutex_lock(&A->lock);
 	if (!iswf_rests() && A->shadow_free_count > 0)
-		block = iswf_now_ns() >= A->full_until_ns ? iswf_claim_victim()
-							  : iswf_claim_first(ISWF_Q_FREED);
+		block = freed_alone || iswf_now_ns() < A->full_until_ns
+				? iswf_claim_first(ISWF_Q_FREED)
+				: iswf_claim_victim();
 	if (block == ISWF_NONE) {
 		pthread_mutex_unlock(&A->lock);
 		return false;

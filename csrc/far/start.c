@@ -59,25 +59,26 @@ static void *fault_main(void *arg)
 static bool wants_eviction(int64_t *aside_max_out)
 {
 	*aside_max_out = A->budget_pages * ASIDE_SHARE / 100 / ISWF_BLOCK_PAGES;
-	return iswf_is_tight() || iswf_is_stale();
+	return iswf_is_tight();
 }
 
 static bool work_once(void)
 {
 	int64_t aside_max;
-	bool evict, full;
+	bool evict, full, stale;
 
 	pthread_mutex_lock(&A->lock);
 	evict = wants_eviction(&aside_max);
 	full = A->queues[ISWF_Q_ASIDE].count > aside_max;
+	stale = iswf_is_stale();
 	pthread_mutex_unlock(&A->lock);
 	if (iswf_make_ready())
 		return true;
 	if (!evict)
-		return iswf_ahead() || iswf_drop();
-	if (!full && iswf_evict())
+		return (stale && iswf_evict(true)) || iswf_ahead() || iswf_drop();
+	if (!full && iswf_evict(false))
 		return true;
-	return iswf_send() || iswf_evict() || iswf_drop();
+	return iswf_send() || iswf_evict(false) || iswf_drop();
 }
 
 /*

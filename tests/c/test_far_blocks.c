@@ -834,7 +834,7 @@ static void step(bool rare)
 	} else if (kind < 480) {
 		(void)iswf_make_ready();
 	} else if (kind < 630) {
-		(void)iswf_evict();
+		(void)iswf_evict(false);
 	} else if (kind < 780) {
 		(void)iswf_send();
 	} else if (kind < 800) {
@@ -1027,9 +1027,9 @@ static bool is_aside(uint32_t block)
 /* A block leaves; one that was filled has been looked at for zeros before. */
 static bool leave(void)
 {
-	if (!iswf_evict())
+	if (!iswf_evict(false))
 		return false;
-	return (A->queues[ISWF_Q_ASIDE].count != 0 || iswf_evict()) && iswf_send();
+	return (A->queues[ISWF_Q_ASIDE].count != 0 || iswf_evict(false)) && iswf_send();
 }
 
 /* ------------------------------------------------------------------- read-ahead */
@@ -1072,7 +1072,7 @@ static void pages_of_zeros_do_not_leave(void)
 	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
 		model[page].owned = true;
 	change(300);
-	CHECK(iswf_evict() && !iswf_send()); /* the zeros alone: that costs least */
+	CHECK(iswf_evict(false) && !iswf_send()); /* the zeros alone: that costs least */
 	CHECK_EQ(A->held_pages, 1);
 	CHECK(A->blocks[0].queue == ISWF_Q_HOME && arena.present[300]);
 	CHECK(leave());
@@ -1097,7 +1097,7 @@ static void zeros_that_are_needed_again_are_left_then(void)
 		CHECK_EQ(A->held_pages, ISWF_BLOCK_PAGES);
 		CHECK(A->blocks[0].queue == (i == 0 ? ISWF_Q_FILLED : ISWF_Q_HOME));
 		if (i == 0)
-			CHECK(iswf_evict());
+			CHECK(iswf_evict(false));
 	}
 	check_books();
 	end_ranges();
@@ -1115,11 +1115,12 @@ static void zeros_of_a_block_in_its_first_use_are_left(void)
 		change(block * ISWF_BLOCK_PAGES + 300);
 		CHECK_EQ(A->queues[ISWF_Q_FILLED].count, block + 1);
 	}
-	CHECK(iswf_evict());
+	CHECK(iswf_evict(false));
 	CHECK_EQ(iswf_mask_count(&A->blocks[0].home), 1);
 	CHECK_EQ(iswf_mask_count(&A->blocks[1].home), ISWF_BLOCK_PAGES);
-	CHECK(iswf_evict()); /* the first again: it is the oldest that is no more in its first use
-			      */
+	CHECK(iswf_evict(
+		false)); /* the first again: it is the oldest that is no more in its first use
+			  */
 	CHECK(is_aside(0) && A->queues[ISWF_Q_FILLED].count == 2);
 	check_books();
 	end_ranges();
@@ -1192,9 +1193,13 @@ static void what_is_freed_leaves_after_a_while(void)
 	now_ns += 1900000000ull;
 	CHECK(!iswf_is_stale());
 	now_ns += 200000000u;
-	CHECK(iswf_is_stale() && iswf_evict());
+	CHECK(iswf_is_stale() && iswf_evict(true));
 	CHECK_EQ(A->held_pages, 0);
 	CHECK(!iswf_is_stale());
+	take_block(ISWF_MALLOC);
+	change(300);
+	CHECK(!iswf_evict(true)); /* nothing else leaves for that */
+	end_ranges();
 }
 
 /* As with libc's heap: the next allocation there costs no fault, and leaves what it held. */
@@ -1219,7 +1224,7 @@ static void what_is_freed_stays_while_there_is_room(void)
 		give_block(arena.at);
 	}
 	/* It is the first to leave, unsent, and gives way at once where room is short. */
-	CHECK(iswf_evict() && !iswf_send());
+	CHECK(iswf_evict(false) && !iswf_send());
 	CHECK_EQ(writes, before);
 	CHECK_EQ(A->held_pages, 0);
 	take_block(ISWF_MALLOC);
@@ -1336,7 +1341,7 @@ static void a_walk_takes_larger_and_larger_steps(bool upwards)
 
 static void leave_all(void)
 {
-	while (iswf_evict())
+	while (iswf_evict(false))
 		CHECK(iswf_send());
 	CHECK_EQ(A->held_pages, 0);
 }
@@ -1441,8 +1446,8 @@ static void a_block_that_is_home_as_a_whole_leaves_first(void)
 	begin_far();
 	iswf_fault(iswf_at(0));
 	read_block(1, true);
-	CHECK(iswf_evict() && is_aside(1) && !is_aside(0));
-	CHECK(iswf_evict() && is_aside(0));
+	CHECK(iswf_evict(false) && is_aside(1) && !is_aside(0));
+	CHECK(iswf_evict(false) && is_aside(0));
 	check_books();
 	end_ranges();
 }
