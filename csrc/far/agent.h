@@ -99,7 +99,7 @@ struct iswf_block {
 	uint16_t window, window_end; /* pages fetched last, and the page behind them */
 	uint16_t rent;               /* of small fetches since it left as a whole */
 	uint32_t fetched_at;         /* which of all small fetches was its last; 0: none */
-	uint32_t freed_ms;           /* when all of it was freed; the clock may wrap */
+	uint32_t queued_ms;          /* when it was freed, or filled; the clock may wrap */
 	uint32_t whole_at;           /* which of all whole blocks it was that came; 0: none */
 	uint8_t queue;               /* enum iswf_queue_name */
 	uint8_t refusals;            /* moves out that failed, in a row */
@@ -187,6 +187,7 @@ struct iswf_agent {
 	uint64_t full_until_ns; /* the device had no room: no eviction until then */
 	bool resting;           /* nothing leaves and nothing is taken */
 	bool ended;             /* and all is home */
+	bool tables_go;         /* the kernel gives up a table of pages with its last page */
 	uint32_t parked;        /* threads that evict and have nothing to do */
 	atomic_uint forks;      /* under way: likewise until they are done; seq_cst */
 	struct iswf_counts count;

@@ -209,7 +209,8 @@ static int become_live(uint32_t block, uint32_t first, uint32_t end)
 static int become_mapped(uint32_t block, uint32_t first, uint32_t end)
 {
 	(void)first, (void)end;
-	A->blocks[block].mapped = true;
+	iswf_claim(block)->mapped = true; /* no table is given up there from now on */
+	iswf_release(block);
 	return 0;
 }
 

@@ -22,6 +22,7 @@ struct iswf_agent iswf_agent = {
 
 #define VICTIMS_LOOKED_AT 256u
 #define FILLING_SHARE     8
+#define FILLED_MS_MAX     1000u
 /* Evicted ahead of need: room for this share of the budget is kept, and for so much. */
 #define AHEAD_SHARE     8
 #define AHEAD_PAGES_MIN (2 * (int64_t)ISWF_BLOCK_PAGES)
@@ -105,6 +106,19 @@ static bool is_split(const struct iswf_block *b)
 	return iswf_mask_any(&b->far);
 }
 
+static uint32_t now_ms(void)
+{
+	return (uint32_t)(iswf_now_ns() / 1000000);
+}
+
+/* Whether a block of FREED or FILLED has been there for so long. */
+static bool is_old(enum iswf_queue_name name, uint32_t ms)
+{
+	const struct iswf_queue *queue = &A->queues[name];
+
+	return queue->count != 0 && now_ms() - A->blocks[queue->head].queued_ms > ms;
+}
+
 /* So many blocks may be in the midst of their first use. */
 static uint32_t filling(void)
 {
@@ -123,7 +137,8 @@ uint32_t iswf_claim_victim(void)
 {
 	uint32_t block = iswf_claim_first(ISWF_Q_FREED);
 
-	if (block == ISWF_NONE && A->queues[ISWF_Q_FILLED].count > filling())
+	if (block == ISWF_NONE &&
+	    (A->queues[ISWF_Q_FILLED].count > filling() || is_old(ISWF_Q_FILLED, FILLED_MS_MAX)))
 		block = iswf_claim_first(ISWF_Q_FILLED);
 	if (block != ISWF_NONE)
 		return block;
@@ -181,8 +196,8 @@ void iswf_sort(uint32_t block)
 		iswf_queue_add(name, block);
 	if (name == ISWF_Q_DROP)
 		pthread_cond_signal(&A->work);
-	else if (name == ISWF_Q_FREED)
-		b->freed_ms = (uint32_t)(iswf_now_ns() / 1000000);
+	else if (name == ISWF_Q_FREED || name == ISWF_Q_FILLED)
+		b->queued_ms = now_ms();
 }
 
 /* Drops the lock for the wake-up. */
@@ -224,10 +239,7 @@ bool iswf_is_tight(void)
 
 bool iswf_is_stale(void)
 {
-	uint32_t oldest = A->queues[ISWF_Q_FREED].head, now = (uint32_t)(iswf_now_ns() / 1000000);
-
-	return A->queues[ISWF_Q_FREED].count != 0 &&
-	       now - A->blocks[oldest].freed_ms > FREED_MS_MAX;
+	return is_old(ISWF_Q_FREED, FREED_MS_MAX);
 }
 
 /* Not by the clock of day: somebody may set it back. */

@@ -19,7 +19,11 @@ uint32_t iswf_claim_victim(void);
 void iswf_sort(uint32_t block);    /* into the queue where it belongs, as its masks are */
 void iswf_release(uint32_t block); /* drops the lock for the wake-up */
 bool iswf_is_empty(const struct iswf_block *b);
-/* Claimed, and none of it is home: whether a huge page can be moved there. May drop the lock. */
+/*
+ * Claimed, and nothing has any of it: whether a huge page can be moved there. May drop the lock. A
+ * discard that the program makes meanwhile is not told from that of the table, so it must not be
+ * needed.
+ */
 bool iswf_takes_huge(struct iswf_block *b, uint32_t block);
 void iswf_held_more(int64_t pages); /* less, if negative */
 void iswf_shadow_take(struct iswf_block *b);

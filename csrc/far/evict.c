@@ -108,6 +108,7 @@ static void give_up_zeros(struct iswf_block *b, uint32_t block, const struct isw
 	pthread_mutex_lock(&A->lock);
 	b->filled = false;
 	b->looked = true;
+	b->refusals = 0;
 	iswf_mask_take(&b->home, &zeros);
 	stays(b, &rest);
 	iswf_held_more(-(int64_t)iswf_mask_count(&zeros));
@@ -138,6 +139,8 @@ bool iswf_evict(bool freed_alone)
 
 	huge = A->ops->is_huge(iswf_at(block));
 	moved = iswf_move_runs(iswf_shadow_of(b), iswf_at(block), &home, &code);
+	/* A table at either place splits the page, and leaves one at the other. */
+	huge = huge && (!iswf_mask_any(&moved) || A->ops->is_huge(iswf_shadow_of(b)));
 	if (code != 0 && iswf_mask_any(&moved)) { /* some are pinned: a block leaves whole */
 		aside = iswf_put_back(block, &moved);
 		aside = iswf_mask_without(&moved, &aside);
@@ -149,8 +152,6 @@ bool iswf_evict(bool freed_alone)
 		give_up_zeros(b, block, &moved);
 	} else if (code == 0) {
 		moved_aside(b, block, &moved);
-		if (!iswf_mask_any(&b->hole))
-			(void)iswf_takes_huge(b, block); /* before anybody waits for it */
 		if (!iswf_mask_any(&b->live))
 			forget_aside(b, block);
 	} else {

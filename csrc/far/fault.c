@@ -174,8 +174,8 @@ static bool buy(struct iswf_block *b, uint32_t block)
 {
 	whole_window(b);
 	iswf_came_whole(block);
-	return is_alone(b) && iswf_mask_count(&b->far) >= WHOLE_PAGES_MIN &&
-	       iswf_takes_huge(b, block) && fault_whole(b, block);
+	return is_alone(b) && iswf_mask_count(&b->far) >= WHOLE_PAGES_MIN && !b->tabled &&
+	       fault_whole(b, block);
 }
 
 /* Lock held, claimed. */
@@ -239,7 +239,7 @@ static void fill_whole(struct iswf_block *b, uint32_t block)
 	pthread_mutex_lock(&A->lock);
 	iswf_cradle_give(cradle);
 	came = iswf_mask_range(0, (uint32_t)(moved / ISWF_PAGE_BYTES));
-	b->filled = moved != 0 && !b->looked;
+	b->filled = moved != 0 && !b->looked && A->tables_go;
 	came_home(b, &came);
 }
 

@@ -98,7 +98,7 @@ int iswf_discard(uint32_t block, uint32_t first, uint32_t end, enum iswf_fate fa
 {
 	struct iswf_mask pages = iswf_mask_range(first, end), kept = {{0}}, home, aside;
 	struct iswf_block *b = iswf_claim(block);
-	bool dead = fate != ISWF_ZEROS;
+	bool dead = fate != ISWF_ZEROS, goes;
 	int code = 0;
 
 	iswf_mask_take(&pages, &b->hole);
@@ -109,12 +109,14 @@ int iswf_discard(uint32_t block, uint32_t first, uint32_t end, enum iswf_fate fa
 	home = iswf_mask_and(&b->home, &pages);
 	aside = iswf_mask_and(&b->aside, &pages);
 	pthread_mutex_unlock(&A->lock);
+	goes = A->tables_go && iswf_mask_count(&pages) == ISWF_BLOCK_PAGES;
 	if (iswf_mask_any(&home))
-		b->tabled |= !A->ops->is_huge(iswf_at(block));
+		b->tabled = !goes && (b->tabled || !A->ops->is_huge(iswf_at(block)));
 	if (dead && b->fixed)
 		kept = pages;
 	else if (iswf_mask_any(&home) || b->fixed || b->unsure)
 		kept = discard_runs(iswf_at(block), &pages, !b->left, &code);
+	b->tabled |= iswf_mask_any(&kept);
 	if (dead && iswf_mask_any(&kept))
 		unmap_runs(block, &kept);
 	discard_aside(block, &aside);

@@ -67,7 +67,6 @@ struct pm_scan_arg {
 
 int iswf_uffd = -1;
 static int pagemap = -1;
-static bool tables_go; /* see gives_up_tables() */
 
 void iswf_pause(uint64_t ns)
 {
@@ -333,7 +332,8 @@ static bool gives_up_tables(char *slot)
 {
 	bool gives;
 
-	(void)advise(slot, ISWF_BLOCK_BYTES, MADV_NOHUGEPAGE);
+	if (advise(slot, ISWF_BLOCK_BYTES, MADV_NOHUGEPAGE) != 0)
+		return false;
 	*(volatile char *)slot = 0;
 	(void)advise(slot, ISWF_BLOCK_BYTES, MADV_HUGEPAGE);
 	(void)advise(slot, ISWF_BLOCK_BYTES, MADV_DONTNEED);
@@ -346,7 +346,7 @@ static bool gives_up_tables(char *slot)
 /* Not while an event is unserved: something else may be there (F3). */
 static bool real_untable(char *at)
 {
-	if (!tables_go || !iswf_enter())
+	if (!A->tables_go || !iswf_enter())
 		return false;
 	iswf_leave();
 	return real_discard(at, ISWF_BLOCK_BYTES, true) == 0;
@@ -479,7 +479,7 @@ int iswf_memory_init(uint32_t blocks)
 	for (uint32_t i = 0; i < ISWF_CRADLE_SLOTS; i++)
 		A->cradle_free[A->cradle_free_count++] = i;
 	atomic_store(&A->blocks_count, blocks);
-	tables_go = gives_up_tables(A->cradle);
+	A->tables_go = gives_up_tables(A->cradle);
 	A->arena = arena;
 	return 0;
 }
