@@ -409,6 +409,7 @@ def donors(
         return [AskedDonor(ADDRESS, None if failure else said, "", failure)]
 
     monkeypatch.setattr(donor_findings, "ask", ask)
+    monkeypatch.setattr("infiniswap.cli.doctor.data_port.data_ports", lambda *_, **__: ())
     return list(donor_findings.donors(config(cluster__peers="10.0.0.2")))
 
 
