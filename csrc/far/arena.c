@@ -272,6 +272,15 @@ static bool clear_pages(uint32_t first, uint32_t end)
 	return false;
 }
 
+/* Pages of an allocation that is being made. False: as clear_pages(). */
+static bool make_live(uint32_t first, uint32_t end, enum iswf_request request)
+{
+	(void)in_blocks(first, end, become_live);
+	if (request == ISWF_MAPPING)
+		(void)in_blocks(first, end, become_mapped);
+	return request == ISWF_MALLOC || clear_pages(first, end);
+}
+
 static uint32_t page_of(const char *at)
 {
 	return (uint32_t)((at - A->arena) / ISWF_PAGE_BYTES);
@@ -351,10 +360,7 @@ char *iswf_take(size_t bytes, size_t align, enum iswf_request request)
 	}
 	carve(i, first, pages);
 	sizes[first] = pages | (request == ISWF_MAPPING ? MAPPED : 0);
-	(void)in_blocks(first, first + pages, become_live);
-	if (request == ISWF_MAPPING)
-		(void)in_blocks(first, first + pages, become_mapped);
-	done = request == ISWF_MALLOC || clear_pages(first, first + pages);
+	done = make_live(first, first + pages, request);
 	if (!done)
 		sizes[first] = 0;
 	pthread_mutex_unlock(&A->lock);
@@ -412,10 +418,8 @@ bool iswf_resize(char *at, size_t bytes)
 		if (done) {
 			carve(i, first + old, pages - old);
 			sizes[first] = pages | mapped;
-			(void)in_blocks(first + old, first + pages, become_live);
-			if (mapped != 0)
-				(void)in_blocks(first + old, first + pages, become_mapped);
-			done = mapped == 0 || clear_pages(first + old, first + pages);
+			done = make_live(first + old, first + pages,
+					 mapped != 0 ? ISWF_MAPPING : ISWF_MALLOC);
 			if (!done)
 				sizes[first] = old | mapped;
 		}

@@ -21,8 +21,9 @@ struct iswf_agent iswf_agent = {
 };
 
 #define VICTIMS_LOOKED_AT 256u
-#define FILLING_SHARE     8
-#define FILLED_MS_MAX     1000u
+/* A program may still be in its first use of this share of the budget's blocks, for this long. */
+#define FILLING_SHARE 8
+#define FILLED_MS_MAX 1000u
 /* Evicted ahead of need: room for this share of the budget is kept, and for so much. */
 #define AHEAD_SHARE     8
 #define AHEAD_PAGES_MIN (2 * (int64_t)ISWF_BLOCK_PAGES)
@@ -119,26 +120,26 @@ static bool is_old(enum iswf_queue_name name, uint32_t ms)
 	return queue->count != 0 && now_ms() - A->blocks[queue->head].queued_ms > ms;
 }
 
-/* So many blocks may be in the midst of their first use. */
-static uint32_t filling(void)
+uint32_t iswf_budget_blocks(void)
 {
-	return A->budget_pages < 0 ? 0
-				   : (uint32_t)(A->budget_pages / ISWF_BLOCK_PAGES / FILLING_SHARE);
+	int64_t blocks = A->budget_pages / ISWF_BLOCK_PAGES;
+
+	return blocks < 0 ? 0 : blocks > ISWF_BLOCKS_MAX ? ISWF_BLOCKS_MAX : (uint32_t)blocks;
 }
 
 /*
- * Lock held: the block that is to leave, claimed; ISWF_NONE. What the program has freed goes first,
- * which costs nothing, then what is zeros of a block that was filled a while ago (see iswf_evict);
- * then the first one that is home as a whole:
- * a split one costs as many requests as it has runs, and either is cold soon and small, or comes
- * whole once enough of it was fetched.
+ * Lock held: claims the next victim; ISWF_NONE: there is none. Freed blocks come first, since they
+ * cost nothing; then blocks that were filled a while ago, for their zeros (give_up_zeros());
+ * then the first one that is home as a whole. A split one costs one request for each of its runs,
+ * and either is cold soon and small, or comes whole once enough of it was fetched.
  */
 uint32_t iswf_claim_victim(void)
 {
 	uint32_t block = iswf_claim_first(ISWF_Q_FREED);
 
 	if (block == ISWF_NONE &&
-	    (A->queues[ISWF_Q_FILLED].count > filling() || is_old(ISWF_Q_FILLED, FILLED_MS_MAX)))
+	    (A->queues[ISWF_Q_FILLED].count > iswf_budget_blocks() / FILLING_SHARE ||
+	     is_old(ISWF_Q_FILLED, FILLED_MS_MAX)))
 		block = iswf_claim_first(ISWF_Q_FILLED);
 	if (block != ISWF_NONE)
 		return block;

@@ -18,6 +18,7 @@ uint32_t iswf_claim_first(enum iswf_queue_name name);
 uint32_t iswf_claim_victim(void);
 void iswf_sort(uint32_t block);    /* into the queue where it belongs, as its masks are */
 void iswf_release(uint32_t block); /* drops the lock for the wake-up */
+uint32_t iswf_budget_blocks(void);
 bool iswf_is_empty(const struct iswf_block *b);
 /*
  * Claimed, and nothing has any of it: whether a huge page can be moved there. May drop the lock. A

@@ -89,20 +89,13 @@ static bool is_near(const struct iswf_block *b, uint32_t page)
 	return page < first ? first - page <= NEAR_PAGES : page - b->window_end < NEAR_PAGES;
 }
 
-static uint32_t budget_blocks(void)
-{
-	int64_t blocks = A->budget_pages / ISWF_BLOCK_PAGES;
-
-	return blocks < 0 ? 0 : blocks > ISWF_BLOCKS_MAX ? ISWF_BLOCKS_MAX : (uint32_t)blocks;
-}
-
 /*
  * A small fetch. As many as came since the block's last one, so many blocks are in use at once,
  * at most; on average these are A->reuse / REUSE_FETCHES.
  */
 static void note_reuse(struct iswf_block *b)
 {
-	uint32_t distance_max = REUSE_BUDGETS * budget_blocks(), distance = distance_max;
+	uint32_t distance_max = REUSE_BUDGETS * iswf_budget_blocks(), distance = distance_max;
 
 	if (b->fetched_at != 0 && A->small_count - b->fetched_at < distance_max)
 		distance = A->small_count - b->fetched_at;
@@ -114,7 +107,7 @@ static void note_reuse(struct iswf_block *b)
 
 static uint32_t price(void)
 {
-	uint32_t blocks = A->reuse / REUSE_FETCHES, budget = budget_blocks();
+	uint32_t blocks = A->reuse / REUSE_FETCHES, budget = iswf_budget_blocks();
 
 	return blocks * FEW_SHARE <= budget ? RENT_FEW
 	       : blocks <= budget           ? RENT_MAX

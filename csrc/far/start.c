@@ -55,26 +55,21 @@ static void *fault_main(void *arg)
 	return NULL;
 }
 
-/* Lock held: what there is to do. Memory is evicted ahead of need, through a delay aside. */
-static bool wants_eviction(int64_t *aside_max_out)
-{
-	*aside_max_out = A->budget_pages * ASIDE_SHARE / 100 / ISWF_BLOCK_PAGES;
-	return iswf_is_tight();
-}
-
+/* Evicts ahead of need, through a delay aside. */
 static bool work_once(void)
 {
 	int64_t aside_max;
-	bool evict, full, stale;
+	bool tight, full, stale;
 
 	pthread_mutex_lock(&A->lock);
-	evict = wants_eviction(&aside_max);
+	aside_max = A->budget_pages * ASIDE_SHARE / 100 / ISWF_BLOCK_PAGES;
+	tight = iswf_is_tight();
 	full = A->queues[ISWF_Q_ASIDE].count > aside_max;
 	stale = iswf_is_stale();
 	pthread_mutex_unlock(&A->lock);
 	if (iswf_make_ready())
 		return true;
-	if (!evict)
+	if (!tight)
 		return (stale && iswf_evict(true)) || iswf_ahead() || iswf_drop();
 	if (!full && iswf_evict(false))
 		return true;

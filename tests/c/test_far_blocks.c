@@ -1088,7 +1088,7 @@ static void pages_of_zeros_do_not_leave(void)
 	end_ranges();
 }
 
-/* It took minutes: each look gave up all that the program was reading. */
+/* Each look gave up all that the program was reading: a job took 3.5 times as long. */
 static void zeros_that_are_needed_again_are_left_then(void)
 {
 	begin_calm();
@@ -1121,9 +1121,8 @@ static void zeros_of_a_block_in_its_first_use_are_left(void)
 	CHECK(iswf_evict(false));
 	CHECK_EQ(iswf_mask_count(&A->blocks[0].home), 1);
 	CHECK_EQ(iswf_mask_count(&A->blocks[1].home), ISWF_BLOCK_PAGES);
-	CHECK(iswf_evict(
-		false)); /* the first again: it is the oldest that is no more in its first use
-			  */
+	/* The first again: no other has left its first use. */
+	CHECK(iswf_evict(false));
 	CHECK(is_aside(0) && A->queues[ISWF_Q_FILLED].count == 2);
 	now_ns += 1100000000u; /* a second later none is in its first use */
 	CHECK(iswf_evict(false) && iswf_evict(false));
@@ -1189,7 +1188,7 @@ static void begin_freed(void)
 /* The host has a use for it, and the program has shown none. */
 static void what_is_freed_leaves_after_a_while(void)
 {
-	now_ns += 1900000000ull; /* 0 is no time at which something was freed */
+	now_ns += 1900000000ull; /* so that no block is freed at time 0 */
 	begin_freed();
 	CHECK(!iswf_is_stale());
 	now_ns += 1900000000ull;
