@@ -13,7 +13,8 @@
 
 #include "isw.h"
 
-enum iswi_req_op { ISWI_READ, ISWI_WRITE, ISWI_TRIM, ISWI_ZERO, ISWI_FLUSH };
+/* CONFIRM: a read of these pages would find them now; else -EIO. Moves no bytes. */
+enum iswi_req_op { ISWI_READ, ISWI_WRITE, ISWI_TRIM, ISWI_ZERO, ISWI_FLUSH, ISWI_CONFIRM };
 
 #define ISWI_REQ_FUA 0x1
 /*

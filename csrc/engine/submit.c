@@ -142,6 +142,9 @@ static void submit(struct isw_engine *e, struct iswi_req *req, struct iswi_plug 
 		iswi_count(&e->count.flush_requests, 1);
 		iswi_flush(e, req);
 		break;
+	case ISWI_CONFIRM:
+		iswi_confirm(e, req);
+		break;
 	}
 }
 

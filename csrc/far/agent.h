@@ -37,8 +37,10 @@
  *  F12 What held a program's pages is given back to the kernel before it is used for others.
  *  F13 Whatever an operation answers, masks say afterwards where each page is: also of pages that
  *      the kernel has moved and not counted (memory.c).
- *  F16 The slot of the shadow is untouched from the first byte sent to the answer.
- *  F23 A device without room is no error: the block goes home, and eviction rests for a while.
+ *  F15 A page that the device has, too, leaves unsent when its bytes are those that came, by a
+ * keyed hash, and the device confirms that it has them now. F16 The slot of the shadow is untouched
+ * from the first byte sent to the answer. F23 A device without room is no error: the block goes
+ * home, and eviction rests for a while.
  */
 #ifndef ISWF_AGENT_H
 #define ISWF_AGENT_H
@@ -65,6 +67,11 @@
 
 struct iswf_mask {
 	uint64_t word[ISWF_WORDS];
+};
+
+/* Of a page's bytes, under this process's key. */
+struct iswf_digest {
+	uint64_t low, high;
 };
 
 /*
@@ -94,6 +101,8 @@ enum iswf_request { ISWF_MALLOC, ISWF_CALLOC, ISWF_MAPPING };
 struct iswf_block {
 	struct iswf_mask home, aside, far, live;
 	struct iswf_mask hole; /* the kernel's: unmapped, or something else is mapped there */
+	/* Of home and aside: the device has it as it came, of which there is a digest. */
+	struct iswf_mask known;
 	uint32_t prev, next;
 	uint32_t slot;               /* of the shadow, + 1; 0: none */
 	uint16_t window, window_end; /* pages fetched last, and the page behind them */
@@ -146,6 +155,7 @@ struct iswf_ops {
 	/* What is missing of this part of the shadow is zeros: who reads there faults no more. */
 	void (*fill_holes)(char *at, size_t bytes);
 	bool (*is_zeros)(const char *page); /* what is there */
+	struct iswf_digest (*digest)(const char *page);
 	int (*unmap)(char *at, size_t bytes);
 	int (*advise)(char *at, size_t bytes, int advice);   /* of what is the kernel's */
 	int (*leave)(char *at, size_t bytes, bool children); /* unregisters */
@@ -156,9 +166,10 @@ struct iswf_ops {
 };
 
 struct iswf_counts {
-	atomic_uint_fast64_t pages_out, pages_in, pages_back, pages_filled, blocks_out, fetches,
-		small_fetches, room_waits, room_wait_ns, fetch_wait_ns, refused_moves, no_room,
-		pages_lost, faults, blocks_ahead, blocks_ahead_used, handed_back[ISWF_WHYS];
+	atomic_uint_fast64_t pages_out, pages_unsent, pages_in, pages_back, pages_filled,
+		blocks_out, fetches, small_fetches, room_waits, room_wait_ns, fetch_wait_ns,
+		refused_moves, no_room, pages_lost, faults, blocks_ahead, blocks_ahead_used,
+		handed_back[ISWF_WHYS];
 };
 
 struct iswf_agent {
@@ -171,6 +182,7 @@ struct iswf_agent {
 	atomic_uint blocks_count; /* falls once, at the end: see iswf_retire() */
 	uint32_t blocks_used;     /* what lies behind was never given to the program */
 	struct iswf_block *blocks;
+	struct iswf_digest *digests; /* of known pages: one for each page of the arena */
 	struct iswf_queue queues[ISWF_QUEUES];
 	uint32_t shadow_free[ISWF_SHADOW_SLOTS], shadow_free_count;
 	uint32_t cradle_free[ISWF_CRADLE_SLOTS], cradle_free_count;
@@ -231,6 +243,8 @@ void iswf_mask_add(struct iswf_mask *mask, const struct iswf_mask *more);
 void iswf_mask_take(struct iswf_mask *mask, const struct iswf_mask *less);
 /* The first run of set pages from *first on: its length, 0 when there is none. */
 uint32_t iswf_mask_run(const struct iswf_mask *mask, uint32_t *first);
+/* All set pages are in [first, end), and both ends are set; empty when none is. */
+void iswf_mask_hull(const struct iswf_mask *mask, uint32_t *first_out, uint32_t *end_out);
 
 /* ---- handlers of blocks (fault.c, evict.c, give_back.c; what they share: blocks.h) */
 
@@ -314,10 +328,12 @@ static inline bool iswf_is_ours(const void *at)
 
 /* ------------------------------------------------------------- the rest */
 
-extern const struct iswf_ops iswf_real_ops; /* memory.c; its ask is link.c's */
-int iswf_memory_open(int device_fd);        /* the userfaultfd, or -errno */
-int iswf_memory_init(uint32_t blocks);      /* ranges, registered: all or none */
-void iswf_memory_close(void);               /* the userfaultfd */
+extern const struct iswf_ops iswf_real_ops; /* memory.c; ask is link.c's, digest digest.c's */
+struct iswf_digest iswf_digest(const char *page);
+int iswf_digest_init(void);            /* 0 or -errno */
+int iswf_memory_open(int device_fd);   /* the userfaultfd, or -errno */
+int iswf_memory_init(uint32_t blocks); /* ranges, registered: all or none */
+void iswf_memory_close(void);          /* the userfaultfd */
 /* Next message of the kernel's, in its order: a fault, or an event. memory.c */
 void *iswf_reader_main(void *arg);
 /* Takes one message of the reader's and does what it asks for. Waits for one. */

@@ -201,12 +201,22 @@ void iswf_sort(uint32_t block)
 		b->queued_ms = now_ms();
 }
 
+/* F15: what is nowhere now, or far, may come again as other bytes. */
+static void keep_known(struct iswf_block *b)
+{
+	struct iswf_mask here = b->home;
+
+	iswf_mask_add(&here, &b->aside);
+	b->known = iswf_mask_and(&b->known, &here);
+}
+
 /* Drops the lock for the wake-up. */
 void iswf_release(uint32_t block)
 {
 	struct iswf_block *b = &A->blocks[block];
 	bool wanted = b->wanted;
 
+	keep_known(b);
 	iswf_sort(block);
 	b->wanted = false;
 	b->claimed = false;

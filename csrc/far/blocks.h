@@ -44,8 +44,9 @@ struct iswf_place {
 	char *to;   /* where the block's first page goes */
 	bool moved; /* not to the arena: the program has moved the range */
 	struct iswf_mask placed;
-	struct iswf_mask met;  /* there was a page */
-	struct iswf_mask gone; /* there was no mapping of ours */
+	struct iswf_mask known; /* of these: as the device has them, with a digest */
+	struct iswf_mask met;   /* there was a page */
+	struct iswf_mask gone;  /* there was no mapping of ours */
 };
 
 /* fetch.c: claimed, without the lock. */
@@ -65,6 +66,16 @@ void iswf_fetch(uint32_t block, struct iswf_place *place, const struct iswf_mask
  */
 struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, char *cradle,
 				  char *to);
+
+/* known.c: claimed, without the lock. */
+/* Page `page` of the block came with these bytes. */
+void iswf_know(uint32_t block, uint32_t page, const char *bytes);
+/* Which of the known pages, which are aside and there, are as they came. */
+struct iswf_mask iswf_as_they_came(uint32_t block, const struct iswf_mask *known);
+/* The device has all of them now. */
+bool iswf_are_confirmed(uint32_t block, const struct iswf_mask *pages);
+/* No page of the block is known any more. */
+void iswf_forget_digests(uint32_t block);
 
 /* ahead.c: the block came whole, for a fault; the next one in its row may be wished for. */
 void iswf_came_whole(uint32_t block);

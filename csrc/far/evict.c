@@ -9,6 +9,8 @@
 #define FULL_NS      1000000000ull /* eviction rests so long when the device has no room */
 /* With fewer pages of zeros than this the requests between them cost more than their bytes. */
 #define ZEROS_MIN 64u
+/* The same, of pages that the device has, between two that it has not. */
+#define BRIDGE_PAGES 32u
 
 #define A (&iswf_agent)
 
@@ -70,9 +72,20 @@ static void forget_aside(struct iswf_block *b, uint32_t block)
 	iswf_held_more(-pages);
 }
 
+/* Who reads these pages, which are aside, faults nowhere then (F6). */
+static void fill_holes(uint32_t block, const struct iswf_mask *pages)
+{
+	char *shadow = iswf_shadow_of(&A->blocks[block]);
+	uint32_t run;
+
+	for (uint32_t first = 0; (run = iswf_mask_run(pages, &first)) != 0; first += run)
+		A->ops->fill_holes(shadow + (size_t)first * ISWF_PAGE_BYTES,
+				   (size_t)run * ISWF_PAGE_BYTES);
+}
+
 /*
- * Which of the pages, which are aside, are worth keeping: not those of zeros, where there are many.
- * A block is made at its first touch, and a program may have touched little of it.
+ * Which of the pages, which are aside and there, are worth keeping: not those of zeros, where there
+ * are many. A block is made at its first touch, and a program may have touched little of it.
  */
 static struct iswf_mask without_zeros(uint32_t block, const struct iswf_mask *pages)
 {
@@ -80,14 +93,10 @@ static struct iswf_mask without_zeros(uint32_t block, const struct iswf_mask *pa
 	struct iswf_mask zeros = {{0}};
 	uint32_t run;
 
-	for (uint32_t first = 0; (run = iswf_mask_run(pages, &first)) != 0; first += run) {
-		char *at = shadow + (size_t)first * ISWF_PAGE_BYTES;
-
-		A->ops->fill_holes(at, (size_t)run * ISWF_PAGE_BYTES);
-		for (uint32_t i = 0; i < run; i++)
-			if (A->ops->is_zeros(at + (size_t)i * ISWF_PAGE_BYTES))
-				iswf_set(&zeros, first + i);
-	}
+	for (uint32_t first = 0; (run = iswf_mask_run(pages, &first)) != 0; first += run)
+		for (uint32_t page = first; page < first + run; page++)
+			if (A->ops->is_zeros(shadow + (size_t)page * ISWF_PAGE_BYTES))
+				iswf_set(&zeros, page);
 	return iswf_mask_count(&zeros) < ZEROS_MIN ? *pages : iswf_mask_without(pages, &zeros);
 }
 
@@ -100,6 +109,7 @@ static void give_up_zeros(struct iswf_block *b, uint32_t block, const struct isw
 	struct iswf_mask kept, rest, zeros;
 
 	pthread_mutex_unlock(&A->lock);
+	fill_holes(block, moved);
 	kept = without_zeros(block, moved);
 	zeros = iswf_mask_without(moved, &kept);
 	rest = iswf_put_back(block, &kept);
@@ -184,6 +194,50 @@ static struct iswf_mask send_runs(uint32_t block, const struct iswf_mask *pages,
 	return sent;
 }
 
+/* Short gaps of clean pages between dirty ones become dirty: less is asked then. */
+static void bridge(struct iswf_mask *dirty, struct iswf_mask *clean)
+{
+	uint32_t run;
+
+	for (uint32_t first = 0; (run = iswf_mask_run(clean, &first)) != 0; first += run) {
+		struct iswf_mask gap = iswf_mask_range(first, first + run);
+
+		if (run >= BRIDGE_PAGES || first == 0 || first + run == ISWF_BLOCK_PAGES ||
+		    !iswf_has(dirty, first - 1) || !iswf_has(dirty, first + run))
+			continue;
+		iswf_mask_add(dirty, &gap);
+		iswf_mask_take(clean, &gap);
+	}
+}
+
+/*
+ * F15. Of the pages, which are aside, sends what the device has not. Those of zeros are taken out
+ * of *pages, and what was sent, or was to be, out of *known. Returns what the device has then.
+ */
+static struct iswf_mask send_changed(uint32_t block, struct iswf_mask *pages,
+				     struct iswf_mask *known, int *code_out)
+{
+	struct iswf_mask clean = iswf_mask_and(pages, known), dirty, sent;
+
+	fill_holes(block, pages);
+	clean = iswf_as_they_came(block, &clean);
+	dirty = iswf_mask_without(pages, &clean);
+	dirty = without_zeros(block, &dirty);
+	*pages = dirty;
+	iswf_mask_add(pages, &clean);
+	bridge(&dirty, &clean);
+	if (iswf_mask_any(&clean) && !iswf_are_confirmed(block, &clean)) {
+		dirty = *pages;
+		clean = iswf_mask_range(0, 0);
+	}
+	iswf_mask_take(known, &dirty);
+	sent = send_runs(block, &dirty, code_out);
+	iswf_count(&A->count.pages_out, iswf_mask_count(&sent));
+	iswf_count(&A->count.pages_unsent, iswf_mask_count(&clean));
+	iswf_mask_add(&sent, &clean);
+	return sent;
+}
+
 /* Lock held, claimed: what was aside was sent or needless, is home again, or still is there. */
 static void sent_aside(struct iswf_block *b, const struct iswf_mask *sent,
 		       const struct iswf_mask *home, const struct iswf_mask *still)
@@ -198,12 +252,20 @@ static void sent_aside(struct iswf_block *b, const struct iswf_mask *sent,
 	iswf_held_more((int64_t)iswf_mask_count(home) + iswf_mask_count(still) - before);
 }
 
+/* Claimed: whether a page that is not aside is known. */
+static bool stays_known(const struct iswf_block *b, const struct iswf_mask *known)
+{
+	struct iswf_mask rest = iswf_mask_without(known, &b->aside);
+
+	return iswf_mask_any(&rest);
+}
+
 bool iswf_send(void)
 {
-	struct iswf_mask live, sent, rest, home = {{0}};
+	struct iswf_mask live, known, sent, rest, home = {{0}};
 	struct iswf_block *b;
 	uint32_t block;
-	bool ahead;
+	bool ahead, was_known;
 	int code = 0;
 
 	pthread_mutex_lock(&A->lock);
@@ -214,6 +276,8 @@ bool iswf_send(void)
 	}
 	b = &A->blocks[block];
 	live = iswf_mask_and(&b->aside, &b->live);
+	known = b->known;
+	was_known = iswf_mask_any(&known);
 	ahead = b->ahead;
 	pthread_mutex_unlock(&A->lock);
 
@@ -221,24 +285,24 @@ bool iswf_send(void)
 	if (ahead) {
 		sent = live;
 	} else {
-		live = without_zeros(block, &live);
-		sent = send_runs(block, &live, &code);
+		sent = send_changed(block, &live, &known, &code);
 	}
 	rest = iswf_mask_without(&live, &sent);
 	if (iswf_mask_any(&rest))
 		home = iswf_put_back(block, &rest);
 	iswf_mask_take(&rest, &home);
 	clear_slot(block, &rest);
+	if (was_known && !stays_known(b, &known))
+		iswf_forget_digests(block);
 
 	pthread_mutex_lock(&A->lock);
 	if (code != 0) {
 		iswf_count(&A->count.no_room, 1);
 		A->full_until_ns = iswf_now_ns() + FULL_NS;
 	}
-	if (!ahead) {
-		iswf_count(&A->count.pages_out, iswf_mask_count(&sent));
+	if (!ahead)
 		iswf_count(&A->count.blocks_out, 1);
-	}
+	b->known = known;
 	sent_aside(b, &sent, &home, &rest);
 	iswf_release(block);
 	pthread_mutex_unlock(&A->lock);
@@ -256,6 +320,7 @@ bool iswf_drop(void)
 	if (block == ISWF_NONE)
 		return false;
 	code = A->ops->ask(ISWF_DISCARD, block, 0, ISWF_BLOCK_PAGES, NULL, NULL, NULL);
+	iswf_forget_digests(block);
 	pthread_mutex_lock(&A->lock);
 	if (code == 0 || code == -ENOENT)
 		A->blocks[block].placed = false;

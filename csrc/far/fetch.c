@@ -110,6 +110,31 @@ struct arrival {
 	bool refused; /* by the kernel, for an event */
 };
 
+/* All of the block, as it came: the wanted pages are known, the others are not needed. */
+static void take_whole(const struct arrival *arrival, const char *from)
+{
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++) {
+		size_t at = (size_t)page * ISWF_PAGE_BYTES;
+
+		memcpy(arrival->cradle + at, from + at, ISWF_PAGE_BYTES);
+		if (iswf_has(arrival->wanted, page))
+			iswf_know(arrival->block, page, arrival->cradle + at);
+	}
+}
+
+/* What of these was placed is known. */
+static void know_run(const struct arrival *arrival, uint32_t first, uint32_t end, const char *from)
+{
+	struct iswf_place *place = arrival->place;
+
+	for (uint32_t page = first; !place->moved && page < end; page++) {
+		if (!iswf_has(&place->placed, page))
+			continue;
+		iswf_know(arrival->block, page, from + (size_t)(page - first) * ISWF_PAGE_BYTES);
+		iswf_set(&place->known, page);
+	}
+}
+
 /* Takes what came into the ring, while the slot is ours. */
 static int take_arrival(void *ctx, const char *from)
 {
@@ -118,7 +143,7 @@ static int take_arrival(void *ctx, const char *from)
 	uint32_t run;
 
 	if (arrival->cradle != NULL) {
-		memcpy(arrival->cradle, from, ISWF_BLOCK_BYTES);
+		take_whole(arrival, from);
 		return 0;
 	}
 	part = iswf_mask_range(arrival->first, arrival->first + arrival->pages);
@@ -128,6 +153,7 @@ static int take_arrival(void *ctx, const char *from)
 		const char *at = from + (size_t)(first - arrival->first) * ISWF_PAGE_BYTES;
 		int code = iswf_copy_run(arrival->place, first, first + run, at);
 
+		know_run(arrival, first, first + run, at);
 		arrival->refused = code != 0;
 		if (code != 0)
 			return code;
@@ -197,15 +223,11 @@ static void ask_each(struct arrival *arrival)
 void iswf_fetch(uint32_t block, struct iswf_place *place, const struct iswf_mask *wanted)
 {
 	struct arrival arrival = {.block = block, .place = place, .wanted = wanted};
-	uint32_t first = 0, end = ISWF_BLOCK_PAGES;
+	uint32_t end;
 	uint64_t begin = iswf_now_ns();
 
-	while (first < end && !iswf_has(wanted, first))
-		first++;
-	while (end > first && !iswf_has(wanted, end - 1))
-		end--;
-	arrival.first = first;
-	arrival.pages = end - first;
+	iswf_mask_hull(wanted, &arrival.first, &end);
+	arrival.pages = end - arrival.first;
 	if (ask_pages(&arrival) != 0 && !arrival.refused)
 		ask_each(&arrival);
 	iswf_count(&A->count.fetches, 1);

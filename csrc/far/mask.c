@@ -81,3 +81,15 @@ uint32_t iswf_mask_run(const struct iswf_mask *mask, uint32_t *first)
 	*first = page;
 	return end - page;
 }
+
+void iswf_mask_hull(const struct iswf_mask *mask, uint32_t *first_out, uint32_t *end_out)
+{
+	uint32_t first = 0, end = ISWF_BLOCK_PAGES;
+
+	while (first < end && !iswf_has(mask, first))
+		first++;
+	while (end > first && !iswf_has(mask, end - 1))
+		end--;
+	*first_out = first;
+	*end_out = end;
+}

@@ -386,6 +386,7 @@ const struct iswf_ops iswf_real_ops = {
 	.untable = real_untable,
 	.fill_holes = real_fill_holes,
 	.is_zeros = real_is_zeros,
+	.digest = iswf_digest,
 	.unmap = real_unmap,
 	.advise = advise,
 	.leave = real_leave,
@@ -454,26 +455,46 @@ static void unreserve(char *at, size_t bytes)
 	iswf_real()->munmap(at, bytes);
 }
 
+/* A table of the agent's own, used in few places at a time: a huge page of it would be waste. */
+static void *make_table(size_t bytes)
+{
+	void *table = iswf_real()->mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+					MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	if (table == MAP_FAILED)
+		return NULL;
+	(void)advise(table, bytes, MADV_NOHUGEPAGE);
+	return table;
+}
+
+static void end_table(void *table, size_t bytes)
+{
+	if (table != NULL)
+		iswf_real()->munmap(table, bytes);
+}
+
 int iswf_memory_init(uint32_t blocks)
 {
 	size_t arena_bytes = (size_t)blocks * ISWF_BLOCK_BYTES;
 	size_t shadow_bytes = (size_t)ISWF_SHADOW_SLOTS * ISWF_BLOCK_BYTES;
 	size_t cradle_bytes = (size_t)ISWF_CRADLE_SLOTS * ISWF_BLOCK_BYTES;
+	size_t blocks_bytes = blocks * sizeof(*A->blocks);
+	size_t digests_bytes = (size_t)blocks * ISWF_BLOCK_PAGES * sizeof(*A->digests);
 	char *arena = reserve(arena_bytes), *shadow = reserve(shadow_bytes + cradle_bytes);
-	void *table = iswf_real()->mmap(NULL, blocks * sizeof(*A->blocks), PROT_READ | PROT_WRITE,
-					MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
-	if (arena == NULL || shadow == NULL || table == MAP_FAILED ||
-	    watch(arena, arena_bytes) != 0 || watch(shadow, shadow_bytes) != 0) {
+	A->blocks = make_table(blocks_bytes);
+	A->digests = make_table(digests_bytes);
+	if (arena == NULL || shadow == NULL || A->blocks == NULL || A->digests == NULL ||
+	    iswf_digest_init() != 0 || watch(arena, arena_bytes) != 0 ||
+	    watch(shadow, shadow_bytes) != 0) {
 		unreserve(arena, arena_bytes);
 		unreserve(shadow, shadow_bytes + cradle_bytes);
-		if (table != MAP_FAILED)
-			iswf_real()->munmap(table, blocks * sizeof(*A->blocks));
+		end_table(A->blocks, blocks_bytes);
+		end_table(A->digests, digests_bytes);
 		return -ENOMEM;
 	}
 	A->shadow = shadow;
 	A->cradle = shadow + shadow_bytes;
-	A->blocks = table;
 	for (uint32_t i = 0; i < ISWF_SHADOW_SLOTS; i++)
 		A->shadow_free[A->shadow_free_count++] = ISWF_SHADOW_SLOTS - 1 - i;
 	for (uint32_t i = 0; i < ISWF_CRADLE_SLOTS; i++)

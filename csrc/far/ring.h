@@ -24,7 +24,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define ISWF_VERSION     1u
+#define ISWF_VERSION     2u
 #define ISWF_MAGIC       0x52414657u
 #define ISWF_PAGE_BYTES  4096u
 #define ISWF_BLOCK_BYTES (2u << 20)
@@ -32,7 +32,7 @@
 #define ISWF_TOKEN_BYTES 16u
 
 /* Slots by kind: which bell is rung, and which thread of the device's looks there. */
-#define ISWF_READ_SLOTS  4u /* reads and discards */
+#define ISWF_READ_SLOTS  4u /* all but writes */
 #define ISWF_WRITE_SLOTS 2u
 #define ISWF_SLOTS       (ISWF_READ_SLOTS + ISWF_WRITE_SLOTS)
 #define ISWF_KINDS       2u
@@ -42,9 +42,10 @@
 enum iswf_state { ISWF_FREE, ISWF_ASKED, ISWF_ANSWERED };
 
 enum iswf_op {
-	ISWF_READ,   /* pages of a block that this agent has written, into the slot's bytes */
-	ISWF_WRITE,  /* the slot's bytes; the block's first write gives it a place: -ENOSPC */
-	ISWF_DISCARD /* pages [first, first + pages) are needed no more; all: so is the place */
+	ISWF_READ,    /* pages of a block that this agent has written, into the slot's bytes */
+	ISWF_WRITE,   /* the slot's bytes; the block's first write gives it a place: -ENOSPC */
+	ISWF_DISCARD, /* pages [first, first + pages) are needed no more; all: so is the place */
+	ISWF_CONFIRM  /* whether a read of these pages would find them now; no bytes are moved */
 };
 
 /* One cache line. `state` orders the rest: release by who stores, acquire by who looks. */
@@ -85,7 +86,8 @@ struct iswf_told {
 
 /*
  * Answers. -ENOSPC: no room for one more block; nothing was written. -EIO: of a read: read by
- * single pages to learn which are lost; of a write: not stored, the agent keeps the bytes.
+ * single pages to learn which are lost; of a write: not stored, the agent keeps the bytes; of a
+ * confirmation: of one page at least no copy can be had now.
  * -ENODATA: of a read of one page: its bytes are lost for good. -EINVAL: a request that no agent
  * makes; -ENOENT: of a block that was never written.
  */

@@ -126,7 +126,7 @@ static int read_request(struct far_request *request, const struct iswf_slot *slo
 	bool writes = op == ISWF_WRITE;
 
 	request->op = op;
-	if (op > ISWF_DISCARD || writes != (iswf_kind_of(request->slot) == ISWF_KIND_WRITE))
+	if (op > ISWF_CONFIRM || writes != (iswf_kind_of(request->slot) == ISWF_KIND_WRITE))
 		return -EINVAL;
 	if (pages == 0 || pages > ISWF_BLOCK_PAGES || first > ISWF_BLOCK_PAGES - pages)
 		return -EINVAL;
@@ -143,6 +143,7 @@ static void submit(struct far_request *request, uint32_t first)
 		[ISWF_READ] = ISWI_READ,
 		[ISWF_WRITE] = ISWI_WRITE,
 		[ISWF_DISCARD] = ISWI_TRIM,
+		[ISWF_CONFIRM] = ISWI_CONFIRM,
 	};
 	struct far *far = request->client->far;
 

@@ -90,6 +90,8 @@ static inline int32_t stand_in_do(struct stand_in *s, struct stand_in_client *c,
 			*block = NULL;
 		}
 		return 0;
+	case ISWF_CONFIRM:
+		return *block == NULL ? -ENOENT : 0;
 	}
 	return -EINVAL;
 }

@@ -301,6 +301,49 @@ WORLD_TEST(a_lost_page_is_told_from_a_failed_read,
 	CHECK_EQ(asked.error, -ENODATA);
 }
 
+static int confirm(struct world *w, uint32_t page, uint32_t pages)
+{
+	struct asked asked = {
+		.req =
+			{
+				.op = ISWI_CONFIRM,
+				.flags = ISWI_REQ_FAR,
+				.offset = page * ISW_PAGE_BYTES,
+				.length = (uint64_t)pages * ISW_PAGE_BYTES,
+				.done = answered,
+			},
+	};
+
+	iswi_engine_submit(w->e, &asked.req);
+	CHECK_EQ(asked.answers, 1); /* it never waits */
+	return asked.error;
+}
+
+/* F15: a copy at home may go where this is 0. */
+WORLD_TEST(what_can_be_read_now_is_confirmed,
+	   WORLD_BUT(config.far_bytes = FAR_PAGES * ISW_PAGE_BYTES;
+		     config.flags = ISW_ENGINE_NO_BACKUP))
+{
+	uint32_t remote = remote_new(w), page = PAGES - SLAB_PAGES;
+	uint64_t generation = map(w, SLABS - 1, remote);
+	struct asked asked;
+
+	CHECK_EQ(confirm(w, page, SLAB_PAGES), 0); /* zeros */
+	put_one(w, &asked, page + 1, ISWI_REQ_FAR);
+	CHECK_EQ(confirm(w, page, SLAB_PAGES), 0); /* staged */
+	settle(w);
+	CHECK_EQ(confirm(w, page, SLAB_PAGES), 0);
+	BREAK(w, remote);
+	CHECK_EQ(confirm(w, page, SLAB_PAGES), -EIO); /* it may come back, and may not */
+	CHECK_EQ(confirm(w, page, 1), 0);
+	CHECK_EQ(confirm(w, page - SLAB_PAGES, 2 * SLAB_PAGES), -EIO);
+	CHECK_EQ(isw_slab_unmap(w->e, SLABS - 1, remote, generation), 0);
+	settle(w);
+	CHECK_EQ(confirm(w, page, SLAB_PAGES), -EIO);
+	ask(w, &asked, ISWI_TRIM, page + 1, ISWI_REQ_FAR);
+	CHECK_EQ(confirm(w, page, SLAB_PAGES), 0);
+}
+
 static int read_far(struct world *w, uint32_t page)
 {
 	struct asked asked;
@@ -323,6 +366,14 @@ static uint32_t far_page_everywhere(struct world *w)
 	CHECK_EQ(asked.error, 0);
 	CHECK(is_remote_valid(w, page) && is_backup_current(w, page));
 	return page;
+}
+
+WORLD_TEST(what_the_backup_has_is_confirmed_without_donors, FAR_WORLD)
+{
+	uint32_t page = far_page_everywhere(w);
+
+	BREAK(w, 0);
+	CHECK_EQ(confirm(w, page, 1), 0);
 }
 
 static void spoil_disk(struct world *w, uint32_t page)

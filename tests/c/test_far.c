@@ -24,6 +24,7 @@ TEST(what_was_written_is_read)
 	CHECK_EQ(far_do(&t, 1, ISWF_READ, 3, 106, 2), 0);
 	CHECK_EQ(word_of(&t, 1, 0), SECRET + 1);
 	CHECK_EQ(word_of(&t, 1, 1), SECRET);
+	CHECK_EQ(far_do(&t, 1, ISWF_CONFIRM, 3, 0, ISWF_BLOCK_PAGES), 0);
 	CHECK_EQ(far_do(&t, 1, ISWF_DISCARD, 3, 106, 1), 0);
 	CHECK_EQ(far_do(&t, 1, ISWF_READ, 3, 106, 1), 0);
 	CHECK_EQ(word_of(&t, 1, 0), 0);
@@ -49,6 +50,8 @@ TEST(requests_that_no_agent_makes_are_refused)
 		{WRITER, ISWF_WRITE, 1, 0, UINT32_MAX, -EINVAL},
 		{0, ISWF_READ, 5, 0, 1, -ENOENT},
 		{0, ISWF_DISCARD, 5, 0, 512, -ENOENT},
+		{0, ISWF_CONFIRM, 5, 0, 1, -ENOENT},
+		{WRITER, ISWF_CONFIRM, 1, 0, 1, -EINVAL},
 	};
 	struct world w;
 	struct far_tester t;

@@ -81,7 +81,8 @@ static struct {
 } waiters[DEPTH + 1];
 
 static uint64_t random_state, now_ns, values;
-static uint32_t depth, places, busy_block, writes, reads;
+static uint32_t depth, places, busy_block, writes, reads, confirms;
+static bool fails_once;  /* the next write */
 static bool lossy, calm; /* calm: nothing fails, and handlers run one by one */
 
 static uint64_t draw(void)
@@ -108,7 +109,7 @@ const struct iswf_ops iswf_real_ops;
 
 const struct iswf_real *iswf_real(void)
 {
-	static const struct iswf_real real = {.mmap = mmap};
+	static const struct iswf_real real = {.mmap = mmap, .madvise = madvise};
 
 	return &real;
 }
@@ -397,6 +398,21 @@ static bool fake_is_zeros(const char *at)
 	return r->value[page] == 0;
 }
 
+/* Of what is there, or of bytes in the ring or the cradle: see fake_copy(). */
+static struct iswf_digest fake_digest(const char *at)
+{
+	struct iswf_digest digest = {.high = 1};
+	uint32_t page;
+	struct range *r = range_of((char *)(uintptr_t)at, &page);
+
+	CHECK(r != &arena && (r != &shadow || r->present[page])); /* F6 */
+	if (r == &shadow)
+		digest.low = r->value[page];
+	else
+		memcpy(&digest.low, at, sizeof(digest.low));
+	return digest;
+}
+
 static void take_mapping(uint32_t page)
 {
 	arena.present[page] = arena.poisoned[page] = false;
@@ -459,6 +475,7 @@ static int device_write(uint32_t block, uint32_t first, uint32_t pages, const ch
 {
 	uint32_t from;
 	struct range *f = range_of(bytes, &from);
+	bool fails;
 
 	CHECK(f == &shadow);
 	writes++;
@@ -466,14 +483,16 @@ static int device_write(uint32_t block, uint32_t first, uint32_t pages, const ch
 		return -ENOSPC;
 	places -= !device[block].placed;
 	device[block].placed = true;
-	if (!calm && below(60) == 0)
-		return -EIO;
+	fails = fails_once || (!calm && below(60) == 0);
+	fails_once = false;
 	for (uint32_t i = 0; i < pages; i++) {
+		if (fails && i % 2 != 0) /* what it has of such a page is not said */
+			continue;
 		CHECK(f->present[from + i]); /* F6: the thread that copies would fault */
 		device[block].value[first + i] = f->value[from + i];
 		device[block].lost[first + i] = lossy && below(5000) == 0;
 	}
-	return 0;
+	return fails ? -EIO : 0;
 }
 
 static int device_read(uint32_t block, uint32_t first, uint32_t pages,
@@ -496,6 +515,19 @@ static int device_read(uint32_t block, uint32_t first, uint32_t pages,
 	return take(ctx, ring);
 }
 
+/* Copies may be lost at any time; what is far then is lost, and what is known is not. */
+static int device_confirm(uint32_t block, uint32_t first, uint32_t pages)
+{
+	CHECK(device[block].placed);
+	confirms++;
+	for (uint32_t i = 0; i < pages; i++) {
+		device[block].lost[first + i] |= lossy && below(5000) == 0;
+		if (device[block].lost[first + i])
+			return -EIO;
+	}
+	return calm || below(20) != 0 ? 0 : -EIO;
+}
+
 static int fake_ask(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages, char *bytes,
 		    int (*take)(void *ctx, const char *from), void *ctx)
 {
@@ -504,6 +536,8 @@ static int fake_ask(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pa
 		return device_write(block, first, pages, bytes);
 	if (op == ISWF_READ)
 		return device_read(block, first, pages, take, ctx);
+	if (op == ISWF_CONFIRM)
+		return device_confirm(block, first, pages);
 	if (!device[block].placed)
 		return -ENOENT;
 	CHECK_EQ(pages, ISWF_BLOCK_PAGES);
@@ -524,6 +558,7 @@ static const struct iswf_ops fake_ops = {
 	.untable = fake_untable,
 	.fill_holes = fake_fill_holes,
 	.is_zeros = fake_is_zeros,
+	.digest = fake_digest,
 	.unmap = fake_unmap,
 	.advise = fake_advise,
 	.leave = fake_leave,
@@ -880,6 +915,7 @@ static void meanwhile(void)
 static void begin(void)
 {
 	static struct iswf_block blocks[BLOCKS];
+	static _Alignas(4096) struct iswf_digest digests[PAGES];
 
 	arena = make_range(PAGES);
 	elsewhere = make_range(PAGES);
@@ -898,6 +934,7 @@ static void begin(void)
 	A->shadow = shadow.at;
 	A->cradle = cradle.at;
 	A->blocks = blocks;
+	A->digests = digests;
 	A->blocks_count = BLOCKS;
 	A->budget_pages = PAGES;
 	A->held_pages = 0;
@@ -923,6 +960,9 @@ static void check_page(const struct iswf_block *b, uint32_t block, uint32_t page
 
 	CHECK(home + aside + far <= 1);
 	CHECK(!aside || b->slot != 0);
+	/* F15: the device has what the digest is of. */
+	CHECK(!iswf_has(&b->known, page) || ((home || aside) && device[block].placed &&
+					     device[block].value[page] == A->digests[number].low));
 	if (events_count != 0 || model[number].changes)
 		return;
 	if (model[number].foreign) {
@@ -1495,6 +1535,117 @@ static void read_ahead_needs_room_and_is_given_up_unsent(void)
 	end_ranges();
 }
 
+/* ------------------------------------------------------------------- pages that came */
+
+static void look_all(uint32_t block)
+{
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
+		look(block * ISWF_BLOCK_PAGES + page);
+}
+
+/* The block comes, and what the program does then leaves: how many pages were sent for it. */
+static uint64_t send_after(void (*program)(void))
+{
+	uint64_t before;
+
+	look_all(0);
+	program();
+	before = A->count.pages_out;
+	CHECK(leave());
+	CHECK_EQ(iswf_mask_count(&A->blocks[0].far), ISWF_BLOCK_PAGES);
+	check_books();
+	return A->count.pages_out - before;
+}
+
+static void change_none(void)
+{
+}
+
+static void change_two_far_apart(void)
+{
+	change(7);
+	change(300);
+}
+
+static void change_two_near(void)
+{
+	change(7);
+	change(20);
+}
+
+static void lose_one(void)
+{
+	device[0].lost[100] = true;
+}
+
+static void discard_some(void)
+{
+	discard(7, 8);
+	change(7);
+}
+
+static void what_was_only_read_leaves_unsent(void)
+{
+	begin_far();
+	writes = confirms = 0;
+	CHECK_EQ(send_after(change_none), 0);
+	CHECK_EQ(writes, 0);
+	CHECK_EQ(confirms, 1);
+	CHECK_EQ(send_after(change_two_far_apart), 2);
+	CHECK_EQ(writes, 2);
+	CHECK_EQ(send_after(change_two_near), 14); /* by one request */
+	CHECK_EQ(writes, 3);
+	CHECK_EQ(send_after(discard_some), 1);
+	look_all(0);
+	end_ranges();
+}
+
+/* A page alone, beside which the rest is far. */
+static void what_came_by_pages_leaves_unsent(void)
+{
+	begin_far();
+	look(100);
+	look(200);
+	CHECK(iswf_mask_count(&A->blocks[0].home) == 2);
+	writes = 0;
+	CHECK(leave());
+	CHECK_EQ(writes, 0);
+	CHECK_EQ(A->held_pages, 0);
+	look_all(0);
+	end_ranges();
+}
+
+/* F15: what is home may be the last copy. */
+static void the_last_copy_is_sent(void)
+{
+	begin_far();
+	CHECK_EQ(send_after(lose_one), ISWF_BLOCK_PAGES);
+	CHECK_EQ(A->count.pages_lost, 0);
+	look_all(0);
+	CHECK_EQ(A->count.pages_lost, 0);
+	end_ranges();
+}
+
+/* Nobody knows what the device has of a page after a write that failed. */
+static void what_was_half_written_is_not_known(void)
+{
+	uint64_t before;
+
+	begin_far();
+	look_all(0);
+	before = model[7].value;
+	change(7);
+	fails_once = true;
+	CHECK(iswf_evict(false) && iswf_send());
+	CHECK(iswf_has(&A->blocks[0].home, 7) && !iswf_has(&A->blocks[0].known, 7));
+	now_ns += 2000000000;
+	arena.value[7] = model[7].value = before;
+	CHECK(leave());
+	CHECK_EQ(device[0].value[7], before);
+	look_all(0);
+	end_ranges();
+}
+
 /* What is left of a mapping is one, too: who unmapped a part of it may use the rest for anything.
  */
 static void parts_of_mappings_are_no_allocations(void)
@@ -1528,6 +1679,10 @@ int main(int argc, char **argv)
 	the_next_block_of_a_row_comes_before_its_fault(false);
 	read_ahead_needs_room_and_is_given_up_unsent();
 	a_block_that_is_home_as_a_whole_leaves_first();
+	what_was_only_read_leaves_unsent();
+	what_came_by_pages_leaves_unsent();
+	the_last_copy_is_sent();
+	what_was_half_written_is_not_known();
 	parts_of_mappings_are_no_allocations();
 	the_first_touch_of_a_block_makes_all_of_it();
 	what_is_ready_serves_the_first_touch();

@@ -25,6 +25,7 @@ void iswi_write_stranded(struct isw_engine *e, uint32_t slab);
 /* Goes on with waiting writes: staging buffers became free, or the backup began to fail. */
 void iswi_write_kick(struct isw_engine *e);
 void iswi_zero(struct isw_engine *e, struct iswi_req *req);
+void iswi_confirm(struct isw_engine *e, struct iswi_req *req);
 
 /* Asked of a request in flight. */
 static inline bool iswi_has_others(const struct isw_engine *e)

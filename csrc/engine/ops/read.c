@@ -441,6 +441,58 @@ void iswi_read(struct isw_engine *e, struct iswi_req *req, struct iswi_plug *plu
 	iswi_ahead_note(e, first, end, plug, in_vain);
 }
 
+/* Under the shard lock: whether a source has the page that answers now. Of zeros all have it. */
+static bool is_found(struct isw_engine *e, uint64_t page, const bool mapped[2])
+{
+	const struct iswi_entry *entry = iswi_entry_find(e, page);
+	bool remote = iswi_bit(e->remote_valid, page), backup = iswi_bit(e->backup_current, page);
+
+	if (entry && iswi_entry_newest(e, entry) != ISWI_NONE)
+		return true;
+	return (remote && mapped[iswi_place_at(e, page)]) || (backup && e->has_backup) ||
+	       (!remote && !backup);
+}
+
+static bool are_found(struct isw_engine *e, uint64_t page, uint64_t end, const bool mapped[2])
+{
+	bool found = true;
+
+	while (found && page < end) {
+		struct iswi_shard *shard = iswi_shard_of(e, page);
+		uint64_t stop = iswi_group_end(page, end);
+
+		pthread_mutex_lock(&shard->lock);
+		for (; found && page < stop; page++)
+			found = is_found(e, page, mapped);
+		pthread_mutex_unlock(&shard->lock);
+	}
+	return found;
+}
+
+void iswi_confirm(struct isw_engine *e, struct iswi_req *req)
+{
+	uint64_t page = req->offset / ISW_PAGE_BYTES, end = page + req->length / ISW_PAGE_BYTES;
+	bool found = true;
+
+	while (found && page < end) {
+		uint32_t slab = (uint32_t)(page / e->slab_pages);
+		uint64_t stop = ISWI_MIN((slab + 1ull) * e->slab_pages, end);
+		bool mapped[2];
+		uint64_t word;
+
+		for (uint32_t place = 0; place < 2; place++)
+			mapped[place] = iswi_place_get(e, slab, place, &word);
+		found = are_found(e, page, stop, mapped);
+		for (uint32_t place = 0; place < 2; place++)
+			if (mapped[place])
+				iswi_place_put(e, slab, place);
+		page = stop;
+	}
+	if (!found)
+		iswi_req_fail(req, -EIO);
+	iswi_req_put(e, req);
+}
+
 /*
  * The bytes of a page do not match its seal. The first time it may be a write that went by
  * while they travelled, so the page is read again; the second time the source is not believed.
