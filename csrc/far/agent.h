@@ -107,7 +107,7 @@ struct iswf_block {
 	uint32_t slot;               /* of the shadow, + 1; 0: none */
 	uint16_t window, window_end; /* pages fetched last, and the page behind them */
 	uint16_t rent;               /* of small fetches since it left as a whole */
-	uint32_t fetched_at;         /* which of all small fetches was its last; 0: none */
+	uint32_t fetched_at;         /* which of all fetches for faults was its last */
 	uint32_t queued_ms;          /* when it was freed, or filled; the clock may wrap */
 	uint32_t whole_at;           /* which of all whole blocks it was that came; 0: none */
 	uint8_t queue;               /* enum iswf_queue_name */
@@ -190,10 +190,9 @@ struct iswf_agent {
 	uint32_t wishes[ISWF_AHEAD_MAX], wishes_count;  /* blocks to be brought ahead */
 	uint32_t ahead_count;                           /* blocks brought ahead and not used yet */
 	uint32_t whole_count;                           /* blocks that came whole */
-	uint32_t small_count;                           /* small fetches */
-	uint32_t stays_count;                           /* that a fault began */
-	uint32_t walks;         /* stays of late that became whole by a walk: see fault.c */
-	uint32_t reuse;         /* of these between two of one block: see fault.c */
+	uint32_t fetch_count;                           /* fetches for faults */
+	uint32_t stays_count;   /* that a fault began and that might be bought at once */
+	uint32_t late;          /* fetches of late that were late: see fault.c */
 	int64_t held_pages;     /* of home and aside */
 	int64_t budget_pages;   /* how many may be */
 	uint64_t full_until_ns; /* the device had no room: no eviction until then */

@@ -8,32 +8,23 @@
 #include "far/blocks.h"
 
 /*
- * A block is bought once this much rent was paid in small fetches of one stay: a purchase costs as
- * much as some sixty of them, and the memory of 512 pages. Where the blocks in use at once are few
- * beside the budget, all of them will be wanted soon, however the program jumps about: RENT_FEW.
- * Where the budget cannot hold them they would only drive each other out: RENT_TOO_MANY. A fetch
- * near the one before pays more, since a program that walks through a block wants all of it.
+ * A block is bought, which costs about as much as a dozen of its pages one by one and the memory of
+ * 512, at its first fault: where single pages were fetched first, more of the block followed soon.
+ * Some stays are rented up to RENT_SOON to see whether that still is so. Where it is not, since the
+ * program touches pages all over more blocks than there is room for, bought blocks would only drive
+ * each other out: RENT_SCATTERED. There, a fetch near the one before pays more, since a program
+ * that walks through a block wants all of it.
  */
-#define RENT_FEW      6u
-#define RENT_MAX      128u
-#define RENT_TOO_MANY 1024u
-#define RENT_NEAR     9u
-#define NEAR_PAGES    32u
-/* How many small fetches count when it is judged how many blocks are in use at once ... */
-#define REUSE_FETCHES 32u
-/* ... and the share of the budget that are few: not all that is home was fetched. */
-#define FEW_SHARE 4u
-/* What lies further apart is no sign of how many they are. */
-#define REUSE_BUDGETS 4u
-/*
- * Where of the last stays this share began with a walk through the whole block, the next one is
- * bought at its first fault; but for a few that are rented as before, to see whether it still is
- * so.
- */
-#define WALK_STAYS    16u
-#define WALK_SHARE    (WALK_STAYS * 3 / 4 * WALK_ONE)
-#define WALK_ONE      64u
-#define WALK_SAMPLE   4u
+#define RENT_SOON      6u
+#define RENT_SCATTERED 1024u
+#define RENT_NEAR      9u
+#define NEAR_PAGES     32u
+#define SAMPLE_STAYS   8u
+/* So many fetches later is soon: this share of the budget, in blocks. */
+#define SOON_SHARE 4u
+/* About so many of the last fetches are judged by, each with this weight. */
+#define JUDGED        16u
+#define JUDGED_WEIGHT 64u
 #define WINDOW_GROWTH 4u
 #define FILL_PAGES    16u
 /* A block of which this much is far comes back as a huge page. */
@@ -89,48 +80,31 @@ static bool is_near(const struct iswf_block *b, uint32_t page)
 	return page < first ? first - page <= NEAR_PAGES : page - b->window_end < NEAR_PAGES;
 }
 
-/*
- * A small fetch. As many as came since the block's last one, so many blocks are in use at once,
- * at most; on average these are A->reuse / REUSE_FETCHES.
- */
-static void note_reuse(struct iswf_block *b)
+/* Whether a block's next pages come soon or late; most, of late, late: they are scattered. */
+static void judge(bool soon)
 {
-	uint32_t distance_max = REUSE_BUDGETS * iswf_budget_blocks(), distance = distance_max;
-
-	if (b->fetched_at != 0 && A->small_count - b->fetched_at < distance_max)
-		distance = A->small_count - b->fetched_at;
-	A->reuse += distance;
-	A->reuse -= A->reuse / REUSE_FETCHES;
-	A->small_count++;
-	b->fetched_at = A->small_count;
+	A->late -= A->late / JUDGED;
+	if (!soon)
+		A->late += JUDGED_WEIGHT;
 }
 
-static uint32_t price(void)
+static bool are_scattered(void)
 {
-	uint32_t blocks = A->reuse / REUSE_FETCHES, budget = iswf_budget_blocks();
-
-	return blocks * FEW_SHARE <= budget ? RENT_FEW
-	       : blocks <= budget           ? RENT_MAX
-					    : RENT_TOO_MANY;
-}
-
-/* A stay begins: whether the block is bought at once. */
-static bool will_walk(void)
-{
-	A->stays_count++;
-	if (A->walks >= WALK_SHARE && A->stays_count % WALK_SAMPLE != 0)
-		return true;
-	A->walks -= A->walks / WALK_STAYS;
-	return false;
+	return A->late > JUDGED * JUDGED_WEIGHT / 2;
 }
 
 /* Whether the block comes whole from now on. */
 static bool is_bought(struct iswf_block *b, uint32_t page)
 {
-	if (b->rent == 0 && will_walk())
+	uint32_t since = ++A->fetch_count - b->fetched_at;
+
+	b->fetched_at = A->fetch_count;
+	if (b->rent != 0)
+		judge(since <= iswf_budget_blocks() / SOON_SHARE);
+	else if (!are_scattered() && ++A->stays_count % SAMPLE_STAYS != 0)
 		return true;
 	b->rent += is_near(b, page) ? RENT_NEAR : 1;
-	return b->rent > price();
+	return b->rent > (are_scattered() ? RENT_SCATTERED : RENT_SOON);
 }
 
 static bool is_alone(const struct iswf_block *b)
@@ -180,16 +154,10 @@ static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 {
 	struct iswf_place place = {.to = iswf_at(block)};
 	struct iswf_mask wanted;
-	bool bought;
+	bool bought = is_bought(b, page);
 
-	note_reuse(b);
-	bought = is_bought(b, page);
 	wanted = choose_window(b, block, page);
-	if (!bought && b->window >= ISWF_BLOCK_PAGES / 4) {
-		A->walks += WALK_ONE;
-		bought = true;
-	}
-	if (bought) {
+	if (bought || b->window >= ISWF_BLOCK_PAGES / 4) {
 		if (buy(b, block))
 			return;
 		wanted = iswf_mask_range(0, ISWF_BLOCK_PAGES);

@@ -23,6 +23,8 @@
 #define EVENTS 64u
 #define ALLOCS 24u
 #define LOST   UINT64_MAX
+/* All fetches of late were late. */
+#define LATE 1024u
 /* A budget beside which a few blocks are little. */
 #define LARGE_PAGES (64 * (int64_t)ISWF_BLOCK_PAGES)
 
@@ -943,7 +945,7 @@ static void begin(void)
 	memset(A->queues, 0, sizeof(A->queues));
 	memset(&A->count, 0, sizeof(A->count));
 	A->wishes_count = A->ahead_count = A->whole_count = 0;
-	A->small_count = A->reuse = A->stays_count = A->walks = A->ready_count = 0;
+	A->fetch_count = A->late = A->stays_count = A->ready_count = 0;
 	A->shadow_free_count = A->cradle_free_count = 0;
 	for (uint32_t i = 0; i < SLOTS; i++)
 		A->shadow_free[A->shadow_free_count++] = i;
@@ -1392,7 +1394,7 @@ static void a_walk_takes_larger_and_larger_steps(bool upwards)
 	uint32_t before;
 
 	begin_far();
-	A->reuse = 1u << 20; /* as after touches all over */
+	A->late = LATE; /* as after touches all over */
 	before = reads;
 	read_block(2, upwards);
 	CHECK_EQ(reads - before, 5);
@@ -1407,70 +1409,61 @@ static void leave_all(void)
 	CHECK_EQ(A->held_pages, 0);
 }
 
-/* Reads of each block, single pages far from each other, of all blocks by turns, until whole. */
-static uint32_t price_by_turns(void)
+/*
+ * Touches of single pages far from each other, of all blocks by turns, as the budget allows; how
+ * many of them, from one on, brought a block.
+ */
+static uint32_t bought_by_turns(uint32_t touches, uint32_t from)
 {
-	uint32_t before = reads, price = 0;
+	uint32_t bought = 0;
 
-	for (uint32_t i = 0; iswf_mask_any(&A->blocks[0].far); i++) {
-		for (uint32_t block = 0; block < BLOCKS; block++)
-			iswf_fault(iswf_at(block) +
-				   (size_t)(i * 67 % ISWF_BLOCK_PAGES) * ISWF_PAGE_BYTES);
-		price = (reads - before) / BLOCKS;
+	for (uint32_t i = 0; i < touches; i++) {
+		uint32_t block = i % BLOCKS, page = i * 67 % ISWF_BLOCK_PAGES;
+		uint32_t before = iswf_mask_count(&A->blocks[block].home);
+
+		A->full_until_ns = UINT64_MAX; /* it does not wait for room */
+		if (!arena.present[block * ISWF_BLOCK_PAGES + page])
+			iswf_fault(iswf_at(block) + (size_t)page * ISWF_PAGE_BYTES);
+		A->full_until_ns = 0;
+		if (i >= from)
+			bought += iswf_mask_count(&A->blocks[block].home) > before + 1;
+		while (A->held_pages > A->budget_pages)
+			CHECK(iswf_evict(false) && iswf_send());
 	}
-	return price;
+	return bought;
 }
 
-/* Blocks that the budget has room for many times over are worth having whole at once. */
-static void few_blocks_in_use_are_bought_soon(void)
+/* Blocks of which more is wanted soon come whole at their first fault, but for a few. */
+static void blocks_in_use_come_whole(void)
 {
-	uint32_t price;
+	uint32_t before;
 
 	begin_far();
 	A->budget_pages = LARGE_PAGES;
-	(void)price_by_turns();
-	leave_all();
-	price = price_by_turns();
-	CHECK(price > 2 && price < 10);
-	/* The same where they hardly have room. */
-	leave_all();
-	A->budget_pages = PAGES;
-	price = price_by_turns();
-	CHECK(price > 100 && price < 200);
-	/* And where they have none, never: all pages come one by one. */
-	leave_all();
-	A->budget_pages = PAGES / 2;
-	A->full_until_ns = UINT64_MAX; /* nobody waits for room */
-	price = price_by_turns();
-	CHECK(price > 400);
+	for (uint32_t i = 0; i < 16; i++) {
+		before = reads;
+		for (uint32_t j = 0; j < 16; j++)
+			iswf_fault(iswf_at(i % BLOCKS) +
+				   (size_t)j * 40 * ISWF_PAGE_BYTES % ISWF_BLOCK_BYTES);
+		CHECK_EQ(reads - before, i % 8 == 7 ? 7 : 1);
+		leave_all();
+	}
 	check_books();
 	end_ranges();
 }
 
-/* Where blocks are walked through again and again, most come whole at the first fault. */
-static void walks_are_expected_after_walks(void)
+/* Where the budget has no room for the blocks that are touched, pages come one by one. */
+static void scattered_pages_come_one_by_one(void)
 {
-	uint32_t before, whole = 0;
-
 	begin_far();
-	for (uint32_t i = 0; i < 40; i++) {
-		A->reuse = 1u << 20;
-		before = reads;
-		read_block(i * 2 % BLOCKS, true); /* in no row */
-		leave_all();
-		if (i >= 24)
-			whole += reads - before == 1;
-	}
-	CHECK_EQ(whole, 12); /* of 16: the others are looked at */
-	/* ... and not once they are no longer: a page of each. */
-	whole = 0;
-	for (uint32_t i = 0; i < 40; i++) {
-		iswf_fault(iswf_at(i % BLOCKS) + ISWF_BLOCK_BYTES / 2);
-		if (i >= 24)
-			whole += iswf_mask_count(&A->blocks[i % BLOCKS].home) != 1;
-		leave_all();
-	}
-	CHECK_EQ(whole, 0);
+	A->budget_pages = PAGES / 2;
+	CHECK_EQ(bought_by_turns(800, 400), 0);
+	/* ... until more of each is wanted soon. */
+	A->budget_pages = LARGE_PAGES;
+	leave_all();
+	(void)bought_by_turns(200, 0);
+	leave_all();
+	CHECK(bought_by_turns(BLOCKS, 0) >= BLOCKS - 1);
 	check_books();
 	end_ranges();
 }
@@ -1505,6 +1498,7 @@ static void the_next_block_of_a_row_comes_before_its_fault(bool upwards)
 static void a_block_that_is_home_as_a_whole_leaves_first(void)
 {
 	begin_far();
+	A->late = LATE;
 	iswf_fault(iswf_at(0));
 	read_block(1, true);
 	CHECK(iswf_evict(false) && is_aside(1) && !is_aside(0));
@@ -1604,6 +1598,7 @@ static void what_was_only_read_leaves_unsent(void)
 static void what_came_by_pages_leaves_unsent(void)
 {
 	begin_far();
+	A->late = LATE;
 	look(100);
 	look(200);
 	CHECK(iswf_mask_count(&A->blocks[0].home) == 2);
@@ -1696,8 +1691,8 @@ int main(int argc, char **argv)
 	a_lost_page_is_not_the_next_ones();
 	a_walk_takes_larger_and_larger_steps(true);
 	a_walk_takes_larger_and_larger_steps(false);
-	few_blocks_in_use_are_bought_soon();
-	walks_are_expected_after_walks();
+	blocks_in_use_come_whole();
+	scattered_pages_come_one_by_one();
 	zeros_that_are_needed_again_are_left_then();
 	zeros_of_a_block_in_its_first_use_are_left();
 	pages_of_zeros_do_not_leave();
