@@ -42,6 +42,11 @@ struct iswi_req {
 	uint64_t length;
 	void *data; /* READ: aligned to ISW_PAGE_BYTES, filled; WRITE: any alignment */
 	/*
+	 * READ: the pages come here, and data is for what they come out of; NULL: they come in
+	 * data. Of this memory nothing is read: others may write there, and spoil what comes alone.
+	 */
+	void *opened;
+	/*
 	 * Exactly once, on any thread (also inside submit), no engine lock held; error is 0 or a
 	 * negative errno. It must not wait: it runs on the threads that move pages. It may submit,
 	 * but what ends inside submit then nests, so not again and again on these small stacks.

@@ -17,9 +17,9 @@
  *      into its ring reads zeros there; what is put there next is charged to who puts it.
  *  F18 Each word of a request is read once, then checked. A request reaches the blocks of its own
  *      client only; a place changes hands when nothing uses it and its pages were discarded.
- *  F19 The bytes of a write are read once, by the cipher. Those of a read arrive and are opened in
- *      memory of this process, and are copied to the ring last: a client that scribbles there harms
- *      nobody, and no donor is blamed.
+ *  F19 The bytes of a write are read once, by the cipher. Those of a read arrive in memory of this
+ *      process and are opened from there into the ring, of which nothing is read: a client that
+ *      scribbles there harms nobody, and no donor is blamed.
  *  F20 A client is who sent the hello, as the kernel says. Its end is its process's (pidfd), or its
  *      memory's, as after an exec. Then nothing more is taken from its ring; when the requests
  *      under way have ended its blocks are discarded, and after that they are free. A client whose

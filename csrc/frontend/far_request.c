@@ -105,12 +105,8 @@ static void request_done(struct iswi_req *req, int error)
 	struct far_client *client = request->client;
 
 	leave_place(request, error);
-	if (request->bounce != NULL) {
-		if (error == 0)
-			memcpy(iswf_bytes(client->ring, request->slot), request->bounce,
-			       request->bytes);
+	if (request->bounce != NULL)
 		bounce_give(client->far, request->bounce);
-	}
 	/* Which of several pages are lost only reads of one page can tell. */
 	if (error == -ENODATA && request->bytes > ISWF_PAGE_BYTES)
 		error = -EIO;
@@ -155,6 +151,7 @@ static void submit(struct far_request *request, uint32_t first)
 		.length = request->bytes,
 		.data = request->op == ISWF_READ ? request->bounce
 						 : iswf_bytes(request->client->ring, request->slot),
+		.opened = iswf_bytes(request->client->ring, request->slot),
 		.done = request_done,
 	};
 	iswi_engine_submit(far->engine, &request->req);

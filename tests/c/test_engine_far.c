@@ -376,6 +376,49 @@ WORLD_TEST(what_the_backup_has_is_confirmed_without_donors, FAR_WORLD)
 	CHECK_EQ(confirm(w, page, 1), 0);
 }
 
+static void read_opened(struct world *w, uint32_t page, unsigned char byte)
+{
+	static unsigned char opened[ISW_PAGE_BYTES];
+	unsigned char expected[ISW_PAGE_BYTES];
+	struct asked asked = {
+		.req =
+			{
+				.op = ISWI_READ,
+				.flags = ISWI_REQ_FAR,
+				.offset = page * ISW_PAGE_BYTES,
+				.length = ISW_PAGE_BYTES,
+				.data = data,
+				.opened = opened,
+				.done = answered,
+			},
+	};
+
+	memset(data, 0, sizeof(data));
+	memset(opened, 99, sizeof(opened));
+	memset(expected, byte, sizeof(expected));
+	iswi_engine_submit(w->e, &asked.req);
+	settle(w);
+	CHECK(asked.answers == 1 && asked.error == 0);
+	CHECK(memcmp(opened, expected, sizeof(opened)) == 0);
+}
+
+WORLD_TEST(pages_come_where_they_are_opened, FAR_WORLD)
+{
+	uint32_t remote = remote_new(w), page = PAGES - SLAB_PAGES;
+	struct asked asked;
+
+	map(w, SLABS - 1, remote);
+	read_opened(w, page, 0);
+	memset(data, 5, sizeof(data));
+	put_one(w, &asked, page, ISWI_REQ_FAR);
+	read_opened(w, page, 5); /* staged */
+	settle(w);
+	read_opened(w, page, 5);
+	BREAK(w, remote);
+	read_opened(w, page, 5); /* from the disk */
+	memset(data, 0, sizeof(data));
+}
+
 static void spoil_disk(struct world *w, uint32_t page)
 {
 	iswi_sim_of(w->e)->disk[page * ISW_PAGE_BYTES + 99] ^= 1;

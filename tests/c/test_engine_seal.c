@@ -391,6 +391,44 @@ TEST(no_key_no_engine)
 	CHECK(!e && error.text[0]);
 }
 
+static void opened_done(struct iswi_req *req, int error)
+{
+	CHECK_EQ(error, 0);
+	req->done = NULL;
+}
+
+/* What it was opened from stays sealed: others may write where it is opened to. */
+static void read_opened(struct world *w)
+{
+	static unsigned char data[ISW_PAGE_BYTES] __attribute__((aligned(4096)));
+	static unsigned char opened[ISW_PAGE_BYTES];
+	struct iswi_req req = {
+		.op = ISWI_READ,
+		.offset = ISW_PAGE_BYTES,
+		.length = ISW_PAGE_BYTES,
+		.data = data,
+		.opened = opened,
+		.done = opened_done,
+	};
+
+	memset(opened, 0, sizeof(opened));
+	iswi_engine_submit(w->e, &req);
+	settle(w);
+	CHECK(req.done == NULL);
+	CHECK(!holds_mark(data, sizeof(data)));
+	CHECK(holds_mark(opened, sizeof(opened)));
+}
+
+WORLD_TEST(a_page_comes_where_it_is_opened, world_sealed(0))
+{
+	read_opened(w);
+	BREAK(w, 0);
+	read_opened(w); /* from the disk */
+	put(w, 1, 1, MARK);
+	CHECK_EQ(stats_of(w).staging_pages_used, 1);
+	read_opened(w);
+}
+
 /* -------------------------------------------------------------------------- saved tables */
 
 /* The same device started again: its disk as it was left. */

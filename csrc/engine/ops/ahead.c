@@ -282,7 +282,7 @@ static void ahead_done(struct iswi_xfer *xfer, int error)
 
 	iswi_op_give(e, taken);
 	if (!error)
-		wrong = iswi_pages_open(e, op.xfer.buf, op.page, op.pages);
+		wrong = iswi_pages_open(e, op.xfer.buf, op.xfer.buf, op.page, op.pages);
 	pthread_mutex_lock(&shard->lock);
 	if (error)
 		iswi_ahead_unlist(e, g);

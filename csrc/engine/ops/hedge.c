@@ -197,10 +197,9 @@ static void count_answer(struct isw_engine *e, const struct iswi_op *leg, bool r
 static void answer(struct isw_engine *e, const struct iswi_op *leg, const struct iswi_seal *seals,
 		   bool remote)
 {
-	unsigned char *to = (unsigned char *)leg->req->data;
+	unsigned char *to = iswi_opened_at(leg->req, leg->page);
 	const unsigned char *from = leg->xfer.buf;
 
-	to += leg->page * ISW_PAGE_BYTES - leg->req->offset;
 	if (!iswi_sealed(e))
 		memcpy(to, from, (size_t)leg->pages * ISW_PAGE_BYTES);
 	for (uint32_t i = 0; iswi_sealed(e) && i < leg->pages; i++)

@@ -289,7 +289,7 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct read_run 
 		iswi_count(&e->count.pages_in_staging, run->pages);
 		return;
 	case FROM_ZEROS:
-		memset(place_of(at->req, run->page), 0, (size_t)run->pages * ISW_PAGE_BYTES);
+		memset(iswi_opened_at(at->req, run->page), 0, (size_t)run->pages * ISW_PAGE_BYTES);
 		iswi_count(&e->count.pages_in_zero, run->pages);
 		return;
 	case AGAIN:
@@ -329,7 +329,9 @@ struct staged {
 static void copy_staged(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint32_t slot,
 			struct staged *staged)
 {
-	memcpy(place_of(req, page), e->staging + (uint64_t)slot * ISW_PAGE_BYTES, ISW_PAGE_BYTES);
+	unsigned char *to = iswi_sealed(e) ? place_of(req, page) : iswi_opened_at(req, page);
+
+	memcpy(to, e->staging + (uint64_t)slot * ISW_PAGE_BYTES, ISW_PAGE_BYTES);
 	if (!iswi_sealed(e))
 		return;
 	staged->seals[page % ISWI_GROUP_PAGES] = e->slots[slot].seal;
@@ -343,9 +345,9 @@ static void open_staged(struct isw_engine *e, struct iswi_req *req, uint64_t gro
 	for (uint32_t left = staged->pages; left; left &= left - 1) {
 		uint32_t i = (uint32_t)__builtin_ctz(left);
 		uint64_t page = group * ISWI_GROUP_PAGES + i;
-		unsigned char *data = place_of(req, page);
+		unsigned char *to = iswi_opened_at(req, page);
 
-		if (!iswi_seal_open(e, page, &staged->seals[i], data, data))
+		if (!iswi_seal_open(e, page, &staged->seals[i], place_of(req, page), to))
 			fail_lost(req);
 	}
 }
@@ -537,7 +539,8 @@ static void verify(struct isw_engine *e, const struct iswi_op *op, bool remote)
 
 	while (page < end) {
 		uint32_t count = (uint32_t)(iswi_group_end(page, end) - page);
-		uint32_t wrong = iswi_pages_open(e, place_of(op->req, page), page, count);
+		uint32_t wrong = iswi_pages_open(e, place_of(op->req, page),
+						 iswi_opened_at(op->req, page), page, count);
 
 		for (uint32_t i = 0; wrong; i++, wrong >>= 1) {
 			if (!(wrong & 1))

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/state/ahead.h"
+#include "engine/state/op.h"
 
 static struct iswi_ahead_group *find(struct isw_engine *e, uint64_t page)
 {
@@ -23,8 +24,7 @@ bool iswi_ahead_has(struct isw_engine *e, uint64_t page)
 
 static void hand_over(const struct iswi_ahead_group *g, struct iswi_req *req, uint64_t page)
 {
-	memcpy((unsigned char *)req->data + (page * ISW_PAGE_BYTES - req->offset),
-	       iswi_ahead_data(g, page), ISW_PAGE_BYTES);
+	memcpy(iswi_opened_at(req, page), iswi_ahead_data(g, page), ISW_PAGE_BYTES);
 }
 
 static bool join(struct iswi_ahead_group *g, struct iswi_req *req, uint64_t page)

@@ -57,4 +57,12 @@ struct iswi_op {
 	struct iswi_op *twin;      /* of a hedged read: the other leg */
 };
 
+/* Where the request's page comes. */
+static inline unsigned char *iswi_opened_at(const struct iswi_req *req, uint64_t page)
+{
+	unsigned char *first = req->opened != NULL ? req->opened : req->data;
+
+	return first + (page * ISW_PAGE_BYTES - req->offset);
+}
+
 #endif

@@ -271,16 +271,20 @@ static uint32_t compare_sums(struct isw_engine *e, const unsigned char *data, ui
 	return wrong;
 }
 
-uint32_t iswi_pages_open(struct isw_engine *e, unsigned char *data, uint64_t page, uint32_t count)
+uint32_t iswi_pages_open(struct isw_engine *e, const unsigned char *data, unsigned char *to,
+			 uint64_t page, uint32_t count)
 {
 	struct iswi_seal seals[ISWI_GROUP_PAGES];
 	uint32_t wrong = 0;
 
-	if (!iswi_sealed(e))
+	if (!iswi_sealed(e)) {
+		if (to != data)
+			memcpy(to, data, (size_t)count * ISW_PAGE_BYTES);
 		return compare_sums(e, data, page, count, seals);
+	}
 	seals_of(e, page, count, seals);
-	for (uint32_t i = 0; i < count; i++, data += ISW_PAGE_BYTES)
-		wrong |= (uint32_t)!iswi_seal_open(e, page + i, &seals[i], data, data) << i;
+	for (uint32_t i = 0; i < count; i++, data += ISW_PAGE_BYTES, to += ISW_PAGE_BYTES)
+		wrong |= (uint32_t)!iswi_seal_open(e, page + i, &seals[i], data, to) << i;
 	return wrong;
 }
 

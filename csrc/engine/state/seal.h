@@ -74,10 +74,11 @@ void iswi_seal_pages(struct isw_engine *e, uint64_t page, uint32_t slot, uint32_
 bool iswi_seal_open(struct isw_engine *e, uint64_t page, const struct iswi_seal *seal,
 		    const void *from, void *to);
 /*
- * Consecutive pages of one group, no lock held: what is in `data` becomes the pages. Returns a bit
- * for each whose bytes are not those of its newest version.
+ * Consecutive pages of one group, no lock held, out of `data` to `to`, which may be the same.
+ * Returns a bit for each whose bytes are not those of its newest version.
  */
-uint32_t iswi_pages_open(struct isw_engine *e, unsigned char *data, uint64_t page, uint32_t count);
+uint32_t iswi_pages_open(struct isw_engine *e, const unsigned char *data, unsigned char *to,
+			 uint64_t page, uint32_t count);
 /* The same, but data stays sealed; seals_out: with what each page was compared. */
 uint32_t iswi_pages_check(struct isw_engine *e, const unsigned char *data, uint64_t page,
 			  uint32_t count, struct iswi_seal *seals_out);
