@@ -27,7 +27,7 @@
  *      woken. It is woken alone only while an event is unserved: it faults again behind that.
  *  F5  A page whose bytes the device says are lost is poisoned: SIGBUS, never zeros. Any other
  *      refusal waits.
- *  F6  The reader reads events and faults and hands them on. It takes no lock and changes nothing;
+ *  F6  Who reads events and faults hands them on. It takes no lock of ours and changes nothing;
  *      it waits for an operation under way (F3), and none of these waits for it: no page that
  *      they read can be missing.
  *  F7  A program's thread takes the lock only with signals blocked. One whose stack is in the arena
@@ -336,10 +336,9 @@ int iswf_digest_init(void);            /* 0 or -errno */
 int iswf_memory_open(int device_fd);   /* the userfaultfd, or -errno */
 int iswf_memory_init(uint32_t blocks); /* ranges, registered: all or none */
 void iswf_memory_close(void);          /* the userfaultfd */
-/* Next message of the kernel's, in its order: a fault, or an event. memory.c */
-void *iswf_reader_main(void *arg);
-/* Takes one message of the reader's and does what it asks for. Waits for one. */
-void iswf_serve_one(void);
+/* Threads that read the kernel's messages and serve them; one of them always reads. messages.c */
+#define ISWF_SERVE_THREADS 3u
+void *iswf_serve_main(void *arg);
 /* Until every event that was read is served. Not by a thread that serves, nor with the lock. */
 void iswf_await_events(void);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The kernel's messages: faults, and events that tell of changes to the arena. One thread reads
- * them, others serve them in their order.
+ * them, others serve them in their order; they take turns.
  *
  * An event is a program's call that goes on as soon as the event was read: from then on the kernel
  * and the masks disagree until it is served. So the reader closes a gate before it reads and counts
@@ -130,21 +130,23 @@ struct message {
 };
 
 static struct message messages[MESSAGES];
-static atomic_uint written, taken; /* by the reader; under take_lock */
-static atomic_uint available;      /* a futex: `written`, for who sleeps */
+static atomic_uint written, taken; /* by who reads; under take_lock */
 static pthread_mutex_t take_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool is_queue_empty(void)
+{
+	return atomic_load(&taken) == atomic_load(&written);
+}
 
 static void hand_on(const struct message *message)
 {
 	unsigned int at = atomic_load_explicit(&written, memory_order_relaxed);
 
 	/* Threads and their unread events: never so many. */
-	while (at - atomic_load_explicit(&taken, memory_order_acquire) >= MESSAGES)
+	while (at - atomic_load(&taken) >= MESSAGES)
 		iswf_pause(ISWF_AGAIN_NS);
 	messages[at % MESSAGES] = *message;
-	atomic_store_explicit(&written, at + 1, memory_order_release);
-	atomic_store(&available, at + 1);
-	futex_wake(&available);
+	atomic_store(&written, at + 1);
 }
 
 /* False: nobody needs to hear of it. */
@@ -175,52 +177,93 @@ static bool hear(const struct uffd_msg *msg, struct message *out)
 	return true;
 }
 
-void *iswf_reader_main(void *arg)
+/* Waits for the kernel's messages and hands them on. */
+static void read_messages(void)
 {
 	struct pollfd wait = {.fd = iswf_uffd, .events = POLLIN};
 	struct uffd_msg msgs[BATCH];
-	struct message heard[BATCH];
+	struct message heard_now[BATCH];
+	uint32_t count = 0;
+	ssize_t got;
 
-	(void)arg;
-	for (;;) {
-		uint32_t count = 0;
-		ssize_t got;
-
-		(void)poll(&wait, 1, -1);
-		close_gate();
-		got = read(iswf_uffd, msgs, sizeof(msgs));
-		for (ssize_t i = 0; i * (ssize_t)sizeof(*msgs) < got; i++)
-			if (hear(&msgs[i], &heard[count]))
-				count++;
-		open_gate();
-		for (uint32_t i = 0; i < count; i++)
-			hand_on(&heard[i]);
-	}
-	return NULL;
+	(void)poll(&wait, 1, -1);
+	close_gate();
+	got = read(iswf_uffd, msgs, sizeof(msgs));
+	for (ssize_t i = 0; i * (ssize_t)sizeof(*msgs) < got; i++)
+		if (hear(&msgs[i], &heard_now[count]))
+			count++;
+	open_gate();
+	for (uint32_t i = 0; i < count; i++)
+		hand_on(&heard_now[i]);
 }
 
-/* The lock is held over an event, so that faults that came after it are served after it. */
-void iswf_serve_one(void)
+/*
+ * Serves the next message; false: there is none. The lock is held over an event, so that faults
+ * that came after it are served after it.
+ */
+static bool serve_one(void)
 {
 	struct message message;
 	unsigned int at;
 
-	for (;;) {
-		pthread_mutex_lock(&take_lock);
-		at = atomic_load_explicit(&taken, memory_order_relaxed);
-		if (at != atomic_load_explicit(&written, memory_order_acquire))
-			break;
+	pthread_mutex_lock(&take_lock);
+	at = atomic_load_explicit(&taken, memory_order_relaxed);
+	if (at == atomic_load(&written)) {
 		pthread_mutex_unlock(&take_lock);
-		futex_wait(&available, at);
+		return false;
 	}
 	message = messages[at % MESSAGES];
-	atomic_store_explicit(&taken, at + 1, memory_order_release);
+	atomic_store(&taken, at + 1);
 	if (message.event == UFFD_EVENT_PAGEFAULT) {
 		pthread_mutex_unlock(&take_lock);
 		iswf_fault(message.from);
-		return;
+		return true;
 	}
 	iswf_removed(message.from, message.end, message.event != UFFD_EVENT_REMOVE, message.to);
 	atomic_fetch_add(&served, 1);
 	pthread_mutex_unlock(&take_lock);
+	return true;
+}
+
+/* ------------------------------------------------------------------- the threads */
+
+/*
+ * They take turns at reading: who has read serves, and another one reads on, so that no fault waits
+ * until a second thread has woken. One never serves, since who serves may need a reader.
+ */
+static pthread_mutex_t reader = PTHREAD_MUTEX_INITIALIZER;
+static atomic_uint serving;
+
+static bool begin_serving(void)
+{
+	unsigned int now = atomic_load(&serving);
+
+	while (now < ISWF_SERVE_THREADS - 1)
+		if (atomic_compare_exchange_weak(&serving, &now, now + 1))
+			return true;
+	return false;
+}
+
+/* All that is in the queue, and what comes there until this one no longer counts as serving. */
+static void serve(void)
+{
+	do {
+		while (serve_one())
+			;
+		atomic_fetch_sub(&serving, 1);
+	} while (!is_queue_empty() && begin_serving());
+}
+
+void *iswf_serve_main(void *arg)
+{
+	(void)arg;
+	for (;;) {
+		pthread_mutex_lock(&reader);
+		do
+			read_messages();
+		while (is_queue_empty() || !begin_serving());
+		pthread_mutex_unlock(&reader);
+		serve();
+	}
+	return NULL;
 }

@@ -23,11 +23,10 @@
 #include "far/agent.h"
 #include "far/real.h"
 
-#define VARIABLE      "INFINISWAP_FAR" /* JOB_FD:DEVICE_FD:CGROUP */
-#define FAULT_THREADS 2u
-#define THREADS       (3 + FAULT_THREADS + ISWF_EVICT_THREADS)
-#define STACK_BYTES   (512u * 1024u) /* one may run the program's exit handlers */
-#define NICE_FAULTS   (-15)
+#define VARIABLE    "INFINISWAP_FAR" /* JOB_FD:DEVICE_FD:CGROUP */
+#define THREADS     (2 + ISWF_SERVE_THREADS + ISWF_EVICT_THREADS)
+#define STACK_BYTES (512u * 1024u) /* one may run the program's exit handlers */
+#define NICE_FAULTS (-15)
 /* So many blocks lie aside, in a hundred of the budget, before the oldest is sent. */
 #define ASIDE_SHARE 10
 #define WORK_NS     5000000
@@ -46,14 +45,6 @@ uint64_t iswf_now_ns(void)
 }
 
 /* ------------------------------------------------------------------- threads */
-
-static void *fault_main(void *arg)
-{
-	(void)arg;
-	for (;;)
-		iswf_serve_one();
-	return NULL;
-}
 
 /* Evicts ahead of need, through a delay aside. */
 static bool work_once(void)
@@ -125,8 +116,7 @@ static const struct thread_kind {
 	uint32_t count;
 	bool hurries; /* a thread that faults waits for this one */
 } kinds[] = {
-	{"far-read", iswf_reader_main, 1, true},
-	{"far-fault", fault_main, FAULT_THREADS, true},
+	{"far-serve", iswf_serve_main, ISWF_SERVE_THREADS, true},
 	{"far-evict", evict_main, ISWF_EVICT_THREADS, false},
 	{"far-link", iswf_link_main, 1, false},
 	{"far-errand", iswf_errand_main, 1, false},
