@@ -65,11 +65,23 @@ def _prepare(config: Config, memory: MemorySource, cgroup: Path | None) -> Relea
     # Where it cannot be mounted the daemon finds that out, too, and says what it means.
     with contextlib.suppress(OSError, InfiniswapError):
         limits = pool_limits(config, memory.read())
-        if os.geteuid() == 0:
-            home.mount(path, limits.slabs_max * limits.slab_bytes)
-        if home.own_mount(path) is not None:  # which root has prepared, for another user
-            return Releaser(path, daemon.lease_grace_s, limits.headroom_bytes, cgroup)
+        is_root = os.geteuid() == 0
+        if not is_root and home.own_mount(path) is None:  # root has prepared none
+            return None
+        # Before the mount: a signal between the two would leave it.
+        releaser = Releaser(path, daemon.lease_grace_s, limits.headroom_bytes, cgroup)
+        if is_root:
+            _mount(path, limits.slabs_max * limits.slab_bytes, releaser)
+        return releaser
     return None
+
+
+def _mount(path: Path, pool_bytes: int, releaser: Releaser) -> None:
+    try:
+        home.mount(path, pool_bytes)
+    except BaseException:
+        releaser.close()
+        raise
 
 
 def _kept(config: Config) -> tuple[str, ...]:

@@ -338,11 +338,14 @@ class OrphanedHome:
     Attributes:
         path: where.
         used_bytes: memory.
+        is_roots: whether its daemon was root's: an orderly end unmounts it. Another user's stays
+            mounted and empty, because only root unmounts.
         started_ns: when its daemon wrote its record; another value means another daemon.
     """
 
     path: Path
     used_bytes: int
+    is_roots: bool
     started_ns: int
 
 
@@ -368,7 +371,8 @@ def _look(path: Path) -> OrphanedHome | None:
         if own_mount(path) is None:
             return None
         room = os.statvfs(path)
-        return OrphanedHome(path, (room.f_blocks - room.f_bfree) * room.f_frsize, started_ns)
+        used_bytes = (room.f_blocks - room.f_bfree) * room.f_frsize
+        return OrphanedHome(path, used_bytes, path.stat().st_uid == 0, started_ns)
     except (OSError, InfiniswapError):
         return None
 

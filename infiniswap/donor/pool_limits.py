@@ -7,7 +7,7 @@ from infiniswap.config import Config
 from infiniswap.donor.memory import MemoryFigures
 from infiniswap.errors import ConfigError
 from infiniswap.policy.headroom import HeadroomConfig, pool_bytes_auto
-from infiniswap.units import format_size, format_size_short
+from infiniswap.units import PAGE_BYTES, format_size, format_size_short
 
 
 def pool_limits(config: Config, figures: MemoryFigures) -> HeadroomConfig:
@@ -50,10 +50,12 @@ def pool_limits(config: Config, figures: MemoryFigures) -> HeadroomConfig:
 
 
 def headroom_bytes(config: Config, figures: MemoryFigures) -> int:
-    """What stays free for the programs of a host with this memory."""
+    """What stays free for the programs of a host with this memory, in whole pages."""
     configured = config.daemon.headroom_bytes
     if configured is None:
-        return int(figures.total_bytes * config.policy.headroom_fraction)
+        # Whole pages, because the releaser gets it as a setting, and that must be a size of pages.
+        kept_bytes = int(figures.total_bytes * config.policy.headroom_fraction)
+        return kept_bytes - kept_bytes % PAGE_BYTES
     return configured
 
 

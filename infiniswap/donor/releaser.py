@@ -5,19 +5,28 @@ It is a shell of 1 MB that waits for one line: how long to keep the home for a s
 becomes `infiniswap daemon --release`. If the daemon ends without that line (kill -9, the kernel's
 kill for lack of memory), the time is `daemon.lease_grace_s`. It has the rights that the daemon had
 at its start: root's home is unmounted, that of another user is emptied.
+
+A signal that ends the daemon may reach this process too (`pkill -f "infiniswap daemon"`, the end of
+a session), so it ignores the usual ones: it ends by itself after the grace period.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 from typing import Final
 
 from infiniswap.system import programs
 
-_SCRIPT: Final = 'grace=$1; shift; read -r after || after=$grace; exec "$@" "$after"'
+log = logging.getLogger(__name__)
+
+_SCRIPT: Final = (
+    'trap "" HUP INT TERM; grace=$1; shift; read -r after || after=$grace; exec "$@" "$after"'
+)
 """The time comes last, where the command takes a number: a daemon that somebody else controls can
 add no option."""
+_NO_FILE: Final = "/dev/null"
 _RELEASE_S_MAX: Final = 30.0
 
 
@@ -40,6 +49,7 @@ class Releaser:
         self._path = path
         command = [
             *programs.infiniswap("daemon", "--release", "--donor", path.name),
+            *("--config", _NO_FILE),  # the host's file may be wrong by then
             *("--headroom", str(headroom_bytes)),
             *(() if cgroup is None else ("--memory-cgroup", str(cgroup))),
             "--after",
@@ -55,15 +65,24 @@ class Releaser:
         )
 
     def release(self, after_s: float) -> None:
-        """Gives the home back after this time, unless a successor has come. 0: waits for it."""
+        """Gives the home back after this time, unless a successor has come. 0: waits for it, and
+        logs a failure."""
         pipe = self._process.stdin
         assert pipe is not None
         with contextlib.suppress(OSError):  # somebody has killed it
             pipe.write(f"{after_s:g}\n".encode())
             pipe.close()
-        if after_s == 0:
-            with contextlib.suppress(programs.TimeoutExpired):
-                self._process.wait(_RELEASE_S_MAX)
+        if after_s == 0 and not self._has_released():
+            log.error(
+                "the tmpfs of the slabs stays mounted at %s; give it back with `infiniswap daemon "
+                "--release`",
+                self._path,
+            )
+
+    def _has_released(self) -> bool:
+        with contextlib.suppress(programs.TimeoutExpired):
+            return self._process.wait(_RELEASE_S_MAX) == 0
+        return False
 
     def close(self) -> None:
         """At the end of a daemon, whatever ended it: nothing is left of a start that failed."""

@@ -348,6 +348,26 @@ def test_a_donor_without_slabs_lent_leaves_nothing(cluster: Cluster) -> None:
     assert not path.parent.exists()
 
 
+def test_a_donor_with_an_automatic_headroom_leaves_nothing(cluster: Cluster) -> None:
+    """The headroom is a fraction of all memory then, of a size that no setting may have."""
+    cluster.env["INFINISWAP_POLICY_HEADROOM_FRACTION"] = "0.012345"
+    donor = cluster.donor("--headroom", "auto", port=free_port())
+    path = home_in(cluster)
+    assert donor.end(signal.SIGTERM) == 0
+    assert not path.parent.exists()
+
+
+def test_doctor_tells_of_an_empty_home_that_is_mounted(cluster: Cluster) -> None:
+    path = cluster.root / "donors" / NOBODY
+    home.mount(path, SIZE)
+    told = json.loads(cluster.cli("doctor", "--json").stdout)
+    (finding,) = [one for one in told if str(path) in one["what"]]
+    assert finding["state"] == "degraded"
+    assert "infiniswap daemon --release" in finding["mend"]
+    cluster.ok("daemon", "--release")
+    assert not path.exists()
+
+
 def test_a_daemon_of_root_has_given_its_rights_up(lent: Lent) -> None:
     """All but those to read where settings and program may lie, and in some containers to lock."""
     names = {"CAP_DAC_READ_SEARCH"}

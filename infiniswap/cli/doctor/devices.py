@@ -165,8 +165,15 @@ def left_behind(config: Config) -> Iterator[Finding]:
 def _donors(run_dir: Path | None) -> Iterator[Finding]:
     # Seen after an orderly stop as well, until the grace period is over: they look alike.
     for home in [] if run_dir is None else homes.leftovers(run_dir):
+        if home.used_bytes == 0 and not home.is_roots:
+            continue  # only root unmounts
         if home.used_bytes == 0:
-            continue  # of a daemon that has a user of its own: only root unmounts
+            yield degraded(
+                "leftovers",
+                f"{home.path}: an empty tmpfs of a stopped daemon is still mounted",
+                "infiniswap daemon --release (unmounts it)",
+            )
+            continue
         yield degraded(
             "leftovers",
             f"{home.path}: {format_size_short(home.used_bytes)} of memory lent by a stopped "
