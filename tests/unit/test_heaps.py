@@ -84,6 +84,13 @@ def test_java_fails_with_a_quarter_of_its_limit(host: Host) -> None:
     assert "JAVA_TOOL_OPTIONS=-Xmx" in closing.describe(host.ended(1))[-1]
 
 
+def test_a_runtime_that_aborts_with_a_full_heap_has_paged(host: Host) -> None:
+    """With a small limit Node.js pages out most of it before its heap is full."""
+    host.become("/usr/bin/node", "heap.js")
+    host.use(240, 200)
+    assert HINT in "\n".join(closing.describe(host.ended(134)))
+
+
 def test_net_is_told_of_its_own_variable(host: Host) -> None:
     host.become("/usr/lib/dotnet/dotnet", "x.dll")
     host.use(240)
@@ -104,7 +111,7 @@ def test_a_heap_of_a_chosen_size_is_not_blamed(
 
 @pytest.mark.parametrize(
     ("anon", "swapped", "exit_code"),
-    [(240, 0, 0), (40, 0, 1), (200, 400, 134)],
+    [(240, 0, 0), (40, 0, 134), (200, 400, 1)],
     ids=["it went well", "it failed early", "it paged"],
 )
 def test_a_heap_that_was_not_full_is_not_blamed(

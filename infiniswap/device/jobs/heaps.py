@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,14 @@ class _Program:
         variable: of the environment, that may hold these words; "" if there is none.
         example: what to type where the memory limit sets it; "" if that never does.
         least_share: of the limit, what the program uses at least when its heap is full.
+        full_exit: exit code of a program whose heap was full; 0 if that code says nothing.
     """
 
     options: tuple[str, ...]
     variable: str = ""
     example: str = ""
     least_share: float = 0.0
+    full_exit: int = 0
 
 
 _PROGRAMS: Final = {
@@ -37,6 +40,7 @@ _PROGRAMS: Final = {
         "NODE_OPTIONS",
         "NODE_OPTIONS=--max-old-space-size=4096 (MiB)",
         0.5,
+        128 + signal.SIGABRT,
     ),
     "java": _Program(
         ("-Xmx", "-XX:MaxHeapSize", "-XX:MaxRAM"),
@@ -49,6 +53,7 @@ _PROGRAMS: Final = {
         "",
         "DOTNET_GCHeapHardLimit=0x100000000 (bytes, as a hexadecimal number)",
         0.5,
+        128 + signal.SIGABRT,
     ),
     "sort": _Program(("-S", "--buffer-size")),
 }
@@ -57,8 +62,9 @@ OpenJDK 17 42 %, and a quarter of larger limits. That of .NET takes 75 %, as its
 this was not measured."""
 
 _PAGED_MAX: Final = 0.5
-"""Of the limit: a job that paged out more than that was not held back by its heap. With 200 MiB
-Node.js pages out 58 MiB before its heap is full, as it has memory beside the heap."""
+"""Of the limit: a job that paged out more than that and has no telling exit code was not held back
+by its heap. Node.js has memory beside the heap and pages it out before the heap is full: 58 MiB
+with a limit of 200 MiB, and more than half of one of 128 MiB."""
 
 
 class MemoryOptions:
@@ -110,20 +116,21 @@ class MemoryOptions:
     def _words(self, pid: int, name: str) -> list[str]:
         return os.fsdecode((self._proc / str(pid) / name).read_bytes()).split("\0")
 
-    def full(self, peak_bytes: int, paged_bytes: int, limit_bytes: int) -> str:
+    def full(self, exit_code: int, peak_bytes: int, paged_bytes: int, limit_bytes: int) -> str:
         """The runtime whose heap was full by the limit; "" if there is none.
 
         Args:
+            exit_code: of the job, which failed.
             peak_bytes: the most memory that the job used.
             paged_bytes: the most of it that was paged out.
             limit_bytes: of its memory.
         """
-        if paged_bytes > _PAGED_MAX * limit_bytes:
-            return ""
+        little_paged = paged_bytes <= _PAGED_MAX * limit_bytes
         held = (
             name
             for name in sorted(self._by_limit)
             if peak_bytes >= _PROGRAMS[name].least_share * limit_bytes
+            and (little_paged or exit_code == _PROGRAMS[name].full_exit)
         )
         return next(held, "")
 

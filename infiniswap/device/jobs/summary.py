@@ -221,13 +221,16 @@ def summarize(
         alarms=tuple(account.alarms),
         cost=cost,
         shared_areas=areas,
-        heap_by_limit=_full_heap(sampler, local_bytes) if result.exit_code else "",
+        heap_by_limit=_full_heap(result.exit_code, sampler, local_bytes),
         far=_far_use(account, peaks, unfit) if unfit or after.far is not None else None,
     )
 
 
-def _full_heap(sampler: Sampler, local_bytes: int) -> str:
-    return sampler.heaps.full(sampler.peaks.anon, sampler.peaks.swap, local_bytes)
+def _full_heap(exit_code: int, sampler: Sampler, local_bytes: int) -> str:
+    peaks = sampler.peaks
+    if not exit_code:
+        return ""
+    return sampler.heaps.full(exit_code, peaks.anon, peaks.swap, local_bytes)
 
 
 def _far_use(account: Account, peaks: Peaks, unfit: str) -> FarUse:
