@@ -4,7 +4,8 @@
 The announcement is retained; when the daemon vanishes, its will makes the broker remove it. The
 announcement is repeated, because a broker may lose what it has retained, and listeners forget
 donors they do not hear. With a broker that keeps no messages it is repeated more often. A fault of
-the broker is a sentence in the log and in `degraded`; the donor goes on.
+the broker is a sentence in the log and in `degraded`; the donor goes on. Where our user may write
+and not read, the announcement works and only the check of it does not, so the session stays.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -51,6 +53,7 @@ _AGAIN_S_MIN: Final = 5.0
 _WITHDRAW_S_MAX: Final = 2.0
 _OTHERS_MAX: Final = 16
 _CLEARED_MAX: Final = 64
+_FORMER_MAX: Final = 16
 
 
 class _OtherKeyError(Exception):
@@ -96,6 +99,9 @@ class Announcer:
         self._echoed = asyncio.Event()
         self._cleared = 0
         self._retains = True
+        self._unseen = ""
+        self._refusal = ""  # the broker's reason
+        self._former: deque[str] = deque(maxlen=_FORMER_MAX)  # sessions that nothing has removed
 
     @property
     def problem(self) -> str:
@@ -109,7 +115,7 @@ class Announcer:
         self._others = {k: v for k, v in self._others.items() if now_s - v[1] < live_s}
         if not self._others:
             self._conflict = ""
-        return [text for text in (self.problem, self._conflict) if text]
+        return [text for text in (self.problem, self._unseen, self._conflict) if text]
 
     async def run(self) -> None:
         """Runs until cancelled, and withdraws the announcement then."""
@@ -132,6 +138,7 @@ class Announcer:
         announcement = await self._make(local, session)
         topic = donor_topic(announcement.cluster, announcement.donor_id, session)
         self._cleared = 0
+        self._unseen = self._refusal = ""
         self._will_key = self._key()
         async with broker.connected(
             self._config,
@@ -139,11 +146,13 @@ class Announcer:
             f"isw{session}",
             self._attempts.versions.now,
             will=broker.Will(topic, self._withdrawal(announcement), self._retains),
+            refused=self._refused,
         ) as client:
             try:
                 await self._serve(client, announcement, topic, local)
             except _OtherKeyError:
-                # Nothing is withdrawn: the next session has the same address, and clears the topic.
+                # Withdrawn only by the next session, which has the same address: who knows this
+                # donor has it all the time.
                 return
             except asyncio.CancelledError:
                 client.timeout = _WITHDRAW_S_MAX
@@ -154,6 +163,11 @@ class Announcer:
                     if self._retains:
                         await client.publish(topic, b"", qos=1, retain=True)
                 raise
+            finally:
+                self._former.append(session)
+
+    def _refused(self, reason: str) -> None:
+        self._refusal = reason
 
     def _withdrawal(self, announcement: Announcement) -> bytes:
         said = Withdrawal(
@@ -178,9 +192,8 @@ class Announcer:
         self, client: Client, announcement: Announcement, topic: str, local: str
     ) -> None:
         mine = donor_topic(announcement.cluster, announcement.donor_id, "+")
-        refusal = broker.refused(self._config, await client.subscribe(mine, qos=1))
-        if refusal is not None:
-            raise refusal
+        # A refusal is found out like a silent broker, by what does not come back.
+        await client.subscribe(mine, qos=1)
         try:
             async with asyncio.TaskGroup() as tasks:
                 repeat = self._repeat(client, announcement, topic, local)
@@ -203,6 +216,9 @@ class Announcer:
             signed = self._signed(announcement)
             await client.publish(topic, signed, qos=1, retain=self._retains)
             _heed_cancellation()
+            if self._refusal:
+                raise broker.not_taken(self._config, self._refusal)
+            await self._remove_former(client, announcement)
             every_s = self._config.announce_s
             if not self._retains:  # who comes later hears nothing else
                 every_s = min(REPEAT_S_UNKEPT, every_s)
@@ -213,6 +229,18 @@ class Announcer:
             # An RDMA device may have come or gone.
             announcement = await self._make(local, announcement.session)
 
+    async def _remove_former(self, client: Client, announcement: Announcement) -> None:
+        """Removes what earlier sessions of this process have left; after an announcement, so that
+        nobody is without one. The echo shows them as well, but only to who may read."""
+        while self._former:
+            former = structs.replace(announcement, session=self._former[0])
+            topic = donor_topic(former.cluster, former.donor_id, former.session)
+            await client.publish(topic, self._withdrawal(former), qos=1)
+            if self._retains:
+                await client.publish(topic, b"", qos=1, retain=True)
+            _heed_cancellation()
+            self._former.popleft()
+
     async def _check(self, announcement: Announcement) -> None:
         """A broker may accept a message that its access rules let nobody read, without a word."""
         self._echoed.clear()
@@ -220,7 +248,9 @@ class Announcer:
             async with asyncio.timeout(ECHO_S_MAX):
                 await self._echoed.wait()
         except TimeoutError:
-            raise not_given_out(self._config) from None
+            self._go_on_unseen()
+            await self._echoed.wait()
+            self._unseen = ""
         self._attempts.good()
         log.info(
             "announced as %s at %s, in the cluster %s%s",
@@ -237,6 +267,14 @@ class Announcer:
                 "daemon.listen or mqtt.advertise",
                 announcement.address,
             )
+
+    def _go_on_unseen(self) -> None:
+        """A new session would see no more; whoever may read has the announcement."""
+        self._attempts.good()
+        error = broker.not_seen(self._config, self._attempts.versions.now)
+        self._unseen = f"this donor cannot see whether it is announced: {broker.sentence(error)}"
+        if self._attempts.is_due(self._unseen):
+            log.warning("%s", self._unseen)
 
     async def _telemetry(self, client: Client, announcement: Announcement) -> None:
         topic = memory_topic(announcement.cluster, announcement.donor_id)
@@ -301,15 +339,6 @@ class Announcer:
         self._conflict = conflict(announcement.donor_id, list(everybody))
         if self._attempts.is_due(self._conflict):
             log.warning("%s", self._conflict, extra=events.about(events.IDENTITY_TWICE))
-
-
-def not_given_out(config: MqttConfig) -> broker.BrokerError:
-    """No echo has come."""
-    return broker.BrokerError(
-        "it takes the announcement and does not give it out",
-        where=broker.where(config),
-        mend="Let this user read and write infiniswap/# (the broker's access control list).",
-    )
 
 
 def may_not_retain(error: broker.BrokerError, version: str) -> bool:

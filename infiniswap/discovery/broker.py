@@ -51,6 +51,8 @@ class BrokerError(NoDonorError):
     Attributes:
         is_protocol: the broker does not speak the version of MQTT that was tried, or says nothing.
         is_retain: it keeps no retained messages, and so takes none.
+        missing: "read" or "write", the right below infiniswap/ that our user lacks; "" if another
+            fault than that.
     """
 
     def __init__(
@@ -61,10 +63,12 @@ class BrokerError(NoDonorError):
         mend: str = "",
         is_protocol: bool = False,
         is_retain: bool = False,
+        missing: str = "",
     ) -> None:
         super().__init__(what, where=where, mend=mend)
         self.is_protocol = is_protocol
         self.is_retain = is_retain
+        self.missing = missing
 
 
 class Versions:
@@ -176,6 +180,7 @@ async def connected(
     protocol: str,
     will: Will | None = None,
     sink: Callable[[Message], None] | None = None,
+    refused: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Client]:
     """A connection with a session of its own, as long as the block lasts.
 
@@ -187,6 +192,8 @@ async def connected(
         will: a message that the broker sends when we vanish.
         sink: called with each message as it comes, so that in a flood none waits and none is
             dropped; None: they are read from the client.
+        refused: called with the broker's reason when it refuses a message of ours, before
+            `publish` returns. MQTT 3.1.1 has no such answer.
 
     Raises:
         ConfigError: the password cannot be read.
@@ -203,7 +210,7 @@ async def connected(
         properties.MaximumPacketSize = PACKET_BYTES_MAX
     password = None if config.password_file is None else read_password(config.password_file)
     address = address_of(config)
-    client = aiomqtt.Client(
+    client = _telling(refused)(
         address.host,
         address.port,
         username=config.username or None,
@@ -235,6 +242,19 @@ async def connected(
             where=where(config),
             mend="The next attempt follows on its own.",
         ) from error
+
+
+def _telling(refused: Callable[[str], None]) -> type[Client]:
+    """A client that tells of refused messages: the library drops the broker's answer to them."""
+    import aiomqtt
+
+    class Telling(aiomqtt.Client):
+        def _on_publish(self, *args: Any) -> None:
+            if args[3].is_failure:
+                refused(str(args[3]).lower())
+            super()._on_publish(*args)
+
+    return Telling
 
 
 class _Sink(asyncio.Queue[Any]):
@@ -312,7 +332,34 @@ def refused(config: MqttConfig, codes: Any) -> BrokerError | None:
     return BrokerError(
         "it refuses the subscription to what donors announce",
         where=where(config),
-        mend="Let this user read and write infiniswap/# (the broker's access control list).",
+        mend="Let this user read infiniswap/# (the broker's access control list).",
+        missing="read",
+    )
+
+
+def not_taken(config: MqttConfig, reason: str) -> BrokerError:
+    """The broker has refused an announcement."""
+    return BrokerError(
+        f"it refuses the announcement ({reason})",
+        where=where(config),
+        mend="Let this user write infiniswap/# (the broker's access control list).",
+        missing="write",
+    )
+
+
+def not_seen(config: MqttConfig, version: str) -> BrokerError:
+    """Nothing has come back of what we have announced.
+
+    Args:
+        config: the broker.
+        version: of MQTT that is spoken. Only 5 tells of messages that are refused.
+    """
+    rights = "read infiniswap/# as well" if version == "5" else "read and write infiniswap/#"
+    return BrokerError(
+        "what is announced does not come back",
+        where=where(config),
+        mend=f"Let this user {rights} (the broker's access control list).",
+        missing="read",
     )
 
 

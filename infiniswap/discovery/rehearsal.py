@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from infiniswap.config import MqttConfig
 from infiniswap.discovery import broker
 from infiniswap.discovery.announcement import Withdrawal, donor_topic, encode
-from infiniswap.discovery.announcer import ECHO_S_MAX, may_not_retain, not_given_out
+from infiniswap.discovery.announcer import ECHO_S_MAX, may_not_retain
 
 if TYPE_CHECKING:
     from aiomqtt import Client
@@ -66,16 +66,21 @@ async def _once(
     topic = donor_topic(cluster, donor_id, session)
     said = encode(Withdrawal(cluster=cluster, donor_id=donor_id, session=session), key)
     will = broker.Will(topic, said, retain)
-    async with broker.connected(config, context, f"isw{session}", version, will=will) as client:
+    refusals: list[str] = []
+    async with broker.connected(
+        config, context, f"isw{session}", version, will=will, refused=refusals.append
+    ) as client:
         answer = await client.subscribe(donor_topic(cluster, donor_id, "+"), qos=1)
         if (refusal := broker.refused(config, answer)) is not None:
             raise refusal
         await client.publish(topic, said, qos=1, retain=retain)
+        if refusals:
+            raise broker.not_taken(config, refusals[0])
         try:
             async with asyncio.timeout(ECHO_S_MAX):
                 await _heard(client, topic)
         except TimeoutError:
-            raise not_given_out(config) from None
+            raise broker.not_seen(config, version) from None
         finally:
             if retain:
                 with contextlib.suppress(Exception):

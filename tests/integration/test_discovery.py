@@ -347,10 +347,65 @@ def test_doctor_asks_the_broker_for_what_the_daemon_asks(
     access = tmp_path / "acl"
     access.write_text("topic read infiniswap/#\n")
     other_broker(f"acl_file {access}")
+    report = findings(announced)  # a consumer needs no more
+    assert "no daemon runs on this host; one would also need the right to write" in report
+    assert "degraded: broker" not in report
+    donor = announced.donor()
+    words = "this donor is not announced"
+    until(lambda: words in donor.log, words)
+    assert "it refuses the announcement (not authorized). Let this user write" in donor.log
+    announced.env["INFINISWAP_DAEMON_LISTEN"] = donor.address
     report = findings(announced)
-    assert "ok: broker" in report  # a consumer needs no more
-    assert "the daemon of this host cannot announce itself: it takes the announcement and" in report
-    assert "Let this user read and write infiniswap/#" in report
+    assert "the daemon of this host cannot announce itself: it refuses the announcement" in report
+    assert "Let this user write infiniswap/#" in report
+
+
+@pytest.mark.requires_tool("mosquitto")
+async def test_a_donor_that_may_only_write_stays_announced_once(
+    other_broker: Callable[..., Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access, users = tmp_path / "acl", tmp_path / "users"
+    access.write_text("topic write infiniswap/#\nuser con\ntopic read infiniswap/#\n")
+    users.write_text("con:x\n")
+    program = shutil.which("mosquitto_passwd", path=PATH)
+    assert program is not None
+    await asyncio.to_thread(run, program, "-U", users)
+    broker = await asyncio.to_thread(
+        other_broker, f"acl_file {access}", f"password_file {users}", "allow_anonymous true"
+    )
+    (tmp_path / "password").write_text("x")
+    (tmp_path / "password").chmod(0o600)
+    monkeypatch.setattr("infiniswap.discovery.announcer.ECHO_S_MAX", 0.5)
+    keys = {"username": "con", "password_file": str(tmp_path / "password")}
+    settings = {f"mqtt.{key}": value for key, value in keys.items()}
+    config = load(Path("/dev/null"), {**settings, "mqtt.broker": broker.address}, {})
+    other = derive(bytes(range(32)))
+    known = announcement_keys([KEYS, other])
+    directory = Directory("default", known, loopback_ok=True)
+    accepted = [KEYS]
+    one = announcer(
+        broker, on_loopback(addresses=["127.0.0.1:1"]), "5", accepted=accepted, announce_s=1.0
+    )
+    runs = (one.run(), Listener(config.mqtt, "default", directory, Random()).run())
+    tasks = [asyncio.create_task(run) for run in runs]
+    try:
+        words = "this donor cannot see whether it is announced: broker "
+        await eventually(lambda: any(said.startswith(words) for said in one.degraded()))
+        (said,) = one.degraded()
+        assert "Let this user read infiniswap/# as well" in said
+        (first,) = directory.donors()
+        await asyncio.sleep(2.0)  # two more announcements, in the same session
+        assert [donor.session for donor in directory.donors()] == [first.session]
+        # Another key makes another session, and nothing is left of the one before.
+        accepted[:] = [other, KEYS]
+        await eventually(lambda: first.session not in [d.session for d in directory.donors()])
+        late = Directory("default", known, loopback_ok=True)
+        await Listener(config.mqtt, "default", late, Random()).once()
+        assert len(late.donors()) == 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 @pytest.mark.requires_tool("mosquitto")

@@ -18,6 +18,7 @@ from infiniswap.donor.identity import make_identity
 from infiniswap.errors import InfiniswapError
 from infiniswap.keys import announcement_keys
 from infiniswap.units import counted, format_size
+from infiniswap.watch.data_port import accepts
 
 _NAME: Final = "discovery"
 _SHOWN_MAX: Final = 64
@@ -80,8 +81,7 @@ def announcing(config: Config) -> Iterator[Finding]:
     try:
         keeps = asyncio.run(rehearse(config.mqtt, config.cluster.name, donor_id, key))
     except InfiniswapError as error:
-        what = f"{error.where or place}: the daemon of this host cannot announce itself: "
-        yield degraded(_NAME, what + error.what, error.mend or "see the broker's log")
+        yield _not_announced(config, error)
         return
     yield good(_NAME, f"{place}: the daemon of this host can announce itself there")
     if not keeps:
@@ -91,6 +91,20 @@ def announcing(config: Config) -> Iterator[Finding]:
             f"{REPEAT_S_UNKEPT:g} s, and commands listen for as long",
             "allow retained messages in the broker's configuration (Mosquitto: retain_available)",
         )
+
+
+def _not_announced(config: Config, error: InfiniswapError) -> Finding:
+    missing = error.missing if isinstance(error, mqtt.BrokerError) else ""
+    place = error.where or mqtt.where(config.mqtt)
+    if missing and not accepts(config.daemon.listen, config.cluster.ask_s):
+        return good(
+            _NAME,
+            f"{place}: no daemon runs on this host; one would also need the right to {missing} "
+            "infiniswap/#",
+        )
+    cannot = "see whether it is announced" if missing == "read" else "announce itself"
+    what = f"{place}: the daemon of this host cannot {cannot}: {error.what}"
+    return degraded(_NAME, what, error.mend or "see the broker's log")
 
 
 def _is_loopback(config: Config) -> bool:
