@@ -48,6 +48,7 @@ from infiniswap.units import (
     SIZE_BYTES_MAX,
     SOCKET_PATH_BYTES_MAX,
     HostPort,
+    counted,
     format_size,
 )
 
@@ -749,8 +750,8 @@ def _check_socket_paths(run_dir: Path) -> Iterator[ConfigError]:
     over = len(os.fsencode(f"{run_dir}/n/{DEVICE_SOCKET}")) - SOCKET_PATH_BYTES_MAX
     if over > 0:
         yield ConfigError(
-            f"device.run_dir is {over} bytes too long: with the name of a device and its socket, "
-            f"its path may have {SOCKET_PATH_BYTES_MAX} bytes",
+            f"device.run_dir is {counted(over, 'byte')} too long: with the name of a device and "
+            f"its socket, its path may have {SOCKET_PATH_BYTES_MAX} bytes",
             where=str(run_dir),
             mend="Name a directory with a shorter path, such as /run/infiniswap.",
         )

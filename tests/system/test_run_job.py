@@ -207,7 +207,7 @@ def test_processes_left_in_the_background_are_ended(device_runner: Runner) -> No
     script = "sleep 1000 & echo $!; setsid sleep 1000 & echo $!; exit 9"
     done = device_runner("sh", "-c", script, stdout=subprocess.PIPE)
     assert done.returncode == 9
-    assert "left 2 process(es) behind" in done.stderr.decode()
+    assert "left 2 processes behind" in done.stderr.decode()
     for pid in done.stdout.split():
         assert process_state(int(pid)) in ("", "Z", "X"), (
             pid

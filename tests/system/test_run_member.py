@@ -177,7 +177,7 @@ def test_the_job_is_the_members_and_the_exit_code_its_own(member_runner: Runner)
 def test_what_the_job_leaves_behind_is_ended(member_runner: Runner) -> None:
     done = run_as(member_runner, member_runner.argv("sh", "-c", "sleep 10000 & exit 0"))
     assert done.returncode == 0, done.stderr
-    assert "left 1 process(es) behind" in done.stderr
+    assert "left 1 process behind" in done.stderr
 
 
 def test_a_member_whose_run_is_killed_leaves_nothing(member_runner: Runner) -> None:

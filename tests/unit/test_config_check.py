@@ -147,7 +147,7 @@ def test_the_longest_run_directory_that_works_is_accepted() -> None:
     path = Path("/" + "r" * 91)
     configuration.load(Path("/dev/null"), {"device.run_dir": path}, {})
     paths_of("n", path, Path("/b"))
-    with pytest.raises(ConfigError, match="1 bytes too long"):
+    with pytest.raises(ConfigError, match=r"is 1 byte too long"):
         configuration.load(Path("/dev/null"), {"device.run_dir": path.with_name("r" * 92)}, {})
     with pytest.raises(UsageError, match="longer than 107 bytes"):
         paths_of("n", path.with_name("r" * 92), Path("/b"))

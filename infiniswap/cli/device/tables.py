@@ -94,7 +94,7 @@ def describe(status: DeviceStatus) -> list[tuple[str, str]]:
     for donor in status.donors:
         detail = f" ({donor.detail})" if donor.detail else ""
         wire = f", {donor.transport}" if donor.transport else ""
-        tried = f"; tried again {donor.rdma_probes} times" if donor.rdma_probes else ""
+        tried = f"; tried again {counted(donor.rdma_probes, 'time')}" if donor.rdma_probes else ""
         why = f" (no RDMA: {donor.transport_reason}{tried})" if donor.transport_reason else ""
         soon = f", a page in {donor.expected_us:.0f} µs" if donor.expected_us else ""
         what = f"{donor.state}, {counted(donor.slabs, 'slab')}{wire}{why}{soon}{detail}"

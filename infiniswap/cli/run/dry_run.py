@@ -280,8 +280,8 @@ def _donor(its: DevicePlan, donor: DonorAnswer) -> str:
         return f"{name}: {donor.problem}"
     held = format_size_short(donor.slabs * its.slab_bytes)
     by = f" by {donor.transport}" if donor.transport else ""
-    what = "slabs of the device" if its.joined else "slabs it can lend"
-    return f"{name}: {donor.slabs} {what} ({held}){by}"
+    what = "of the device" if its.joined else "it can lend"
+    return f"{name}: {counted(donor.slabs, 'slab')} {what} ({held}){by}"
 
 
 def _cost(its: Cost, device_plan: DevicePlan) -> str:

@@ -36,6 +36,7 @@ from infiniswap.system.cgroup import MemoryCgroup
 from infiniswap.system.job_cgroup import create_job_cgroup
 from infiniswap.system.kernel_log import KernelLog
 from infiniswap.system.process import named
+from infiniswap.units import counted
 
 _UNREADABLE: Final = 128 + signal.SIGBUS
 
@@ -175,7 +176,7 @@ def _run_job(
     sampler.sample()
     if left := cgroup.pids():
         if not request.args.quiet:
-            say(f"the command left {len(left)} process(es) behind; they are ended")
+            say(f"the command left {counted(len(left), 'process')} behind, which `run` ends")
         _kill(cgroup)
     if result.exit_code in (KILLED, _UNREADABLE) and others.one_is_gone():
         say("the process of the swap device of another run has died, and with it what was there")

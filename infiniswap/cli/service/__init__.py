@@ -349,7 +349,7 @@ def _remove_group(*, dry_run: bool) -> None:
         return
     members = [*group.gr_mem, *(u.pw_name for u in pwd.getpwall() if u.pw_gid == group.gr_gid)]
     if members:
-        print(f"the group {GROUP} is left in place: {', '.join(members)} belong(s) to it")
+        print(f"the group {GROUP} is left in place, with its members: {', '.join(members)}")
     elif dry_run:
         print(f"would remove the group {GROUP}")
     else:
