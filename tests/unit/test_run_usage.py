@@ -397,11 +397,12 @@ def test_every_alarm_is_told_at_once_and_as_the_reason(host: Host) -> None:
     assert (found.limit, found.alarms) == ("alarm", (disk, other))
     text = closing.describe_oom(found)
     assert f"The device reported: {disk}; {other}." in text
+    assert text.endswith("(df -h, dmesg), or name another place with --backup.")
     assert "larger --local" not in text
     assert sum(disk in line for line in closing.describe(found)) == 1
     host.set()
     survived = closing.describe(summary(host, status(), told=tuple(alarmed)))[-1]
-    assert survived.startswith(f"advice: the device reported: {disk}; {other}. `infiniswap doctor`")
+    assert survived.startswith(f"advice: the device reported: {disk}; {other}. Free space on")
 
 
 @pytest.mark.parametrize("by_us", [True, False])

@@ -26,6 +26,21 @@ _ROOM_TIME_SHARE: Final = 0.1
 _ROOM_SHARE: Final = 0.5
 """A job that never used more of --local than this is told so."""
 
+REMEDIES: Final = (
+    (
+        " refuses writes: ",
+        "Free space on the disk of the backup (df -h, dmesg), or name another place with --backup",
+    ),
+    (
+        "from the backup with other bytes",
+        "The disk of the backup returns wrong data (dmesg): name another place with --backup",
+    ),
+    ("was given up", "See that donor's log (infiniswap status)"),
+    ("gets no further slabs", "Test that host's memory, and the network to it"),
+    ("neither a donor nor a backup", "Start more donors, or raise their pool (infiniswap status)"),
+    (", as there is no backup", "Run it again with a backup (leave out --backup none)"),
+)
+"""Words of an alarm (infiniswap.device.slabs.alarms) and what to do about it for the next run."""
 
 _BACK: Final = {
     "fork": "fork",
@@ -200,7 +215,7 @@ def _problems(s: Summary) -> Iterator[str]:
             "journalctl --since=-10min"
         )
     if s.alarms and s.limit not in ("device", "alarm"):
-        yield f"the device reported: {'; '.join(s.alarms)}. `infiniswap doctor` has the remedies"
+        yield f"the device reported: {'; '.join(s.alarms)}. {_remedies(s.alarms)}"
     if any(area.sealed is False for area in s.other_areas):
         plain = " ".join(shlex.quote(area.path) for area in s.other_areas if area.sealed is False)
         yield (
@@ -266,6 +281,13 @@ def _other_areas(s: Summary) -> str:
     return f"up to {total} went to other swap areas of this host: {named}"
 
 
+def _remedies(alarms: Iterable[str]) -> str:
+    """What to do about alarms, without a full stop: `infiniswap doctor` sees no device of a run
+    that has ended."""
+    steps = [step for words, step in REMEDIES if any(words in alarm for alarm in alarms)]
+    return ". ".join(dict.fromkeys(steps)) or "See the donors (infiniswap status) and dmesg"
+
+
 def describe_oom(summary: Summary) -> str:
     """Which limit ran out, and what to do."""
     killed = f"the kernel killed {counted(summary.oom_kills, 'process')} of the job: "
@@ -290,7 +312,7 @@ def describe_oom(summary: Summary) -> str:
     if summary.limit == "alarm":
         return (
             f"{killed}its local memory of {local} (--local) ran out, and the swap device did not "
-            f"take what had to be paged out.{alarms} `infiniswap doctor` says how to mend it."
+            f"take what had to be paged out.{alarms} {_remedies(summary.alarms)}."
         )
     if summary.limit == "zswap":
         return (
