@@ -10,7 +10,7 @@ from typing import Final
 
 from infiniswap.errors import ConfigError, UsageError
 from infiniswap.rights import refused_reading
-from infiniswap.units import CONTROL_PORT, HostPort, parse_host_port
+from infiniswap.units import CONTROL_PORT, LINK_LOCAL, HostPort, parse_host_port
 
 PEERS_MAX: Final = 1024
 """Donors that a list may name, and that discovery keeps in mind."""
@@ -52,8 +52,9 @@ def parse_peers(raw: bytes, where: str) -> tuple[HostPort, ...]:
             found[parse_host_port(text, CONTROL_PORT)] = None
         except UsageError as error:
             # Not what stands there: the file may be another one, with secrets of somebody's.
+            what = LINK_LOCAL if error.what.endswith(LINK_LOCAL) else "is not an address"
             raise ConfigError(
-                f"line {number} is not an address",
+                f"line {number} {what}",
                 where=where,
                 mend=error.mend,
             ) from None

@@ -10,6 +10,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Final
 
 from infiniswap.errors import UsageError
 
@@ -45,6 +46,9 @@ _SIZE = re.compile(_NUMBER + r"\s*([kmgtp]?)(ib?|b)?", re.ASCII | re.IGNORECASE)
 _SHARE = re.compile(_NUMBER + r"\s*%", re.ASCII)
 _GIB_MEANT_MAX = 99
 """A number without a letter up to this is taken for one of gibibytes, above it of mebibytes."""
+
+
+LINK_LOCAL: Final = "is a link-local address, which means another host on each interface"
 
 
 def counted(number: int, noun: str) -> str:
@@ -249,9 +253,25 @@ def _check_ipv6(text: str, host: str, mend: str) -> None:
         raise UsageError(f"{text!r} is not an address: {zone!r} names no interface", mend=mend)
     if zone is None and address.is_link_local:
         raise UsageError(
-            f"{text!r} is a link-local address, which means another host on each interface",
-            mend=f"Name this host's interface too, for example [{host}%eth0].",
+            f"{text!r} {LINK_LOCAL}",
+            mend=f"Name this host's interface too, for example {_with_interface(text.strip())}.",
         )
+
+
+def _with_interface(text: str) -> str:
+    """An example for a link-local address. Without brackets the last four digits look like a port
+    where an address is left without them."""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest if re.fullmatch(r":[0-9]{1,5}", rest, re.ASCII) else ""
+        return f"[{host}%eth0]{port}"
+    host, _, last = text.rpartition(":")
+    try:
+        if re.fullmatch(r"[0-9]{4}", last, re.ASCII) and ipaddress.IPv6Address(host):
+            return f"[{host}%eth0]:{last}"
+    except ValueError:
+        pass
+    return f"[{text}%eth0]"
 
 
 def _check_ipv4(text: str, host: str, mend: str) -> None:

@@ -30,6 +30,7 @@ def test_a_list_may_have_comments_and_blank_lines() -> None:
     [
         (b"10.0.0.1\n10.0.0.2:x\n", r"f: line 2 is not an address. Write HOST"),
         (b"a b", "line 1"),
+        (b"fe80::5\n", "f: line 1 is a link-local address, which means another host on each"),
         (b"10.0.0.1\n\xff\xfe", "byte 9 is no UTF-8"),
         (b"\0", "line 1"),
         (b"#" * (PEERS_FILE_BYTES_MAX + 1), "larger than 256 KiB"),

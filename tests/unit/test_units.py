@@ -193,11 +193,22 @@ def test_figures_are_an_ipv4_address_or_refused(text: str) -> None:
         parse_host_port(text)
 
 
-@pytest.mark.parametrize("text", ["fe80::1", "[fe80::1]", "[fe80::1]:9400", "[febf::1]:9400"])
-def test_link_local_needs_an_interface(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "example"),
+    [
+        ("fe80::1", "[fe80::1%eth0]"),
+        ("[fe80::1]", "[fe80::1%eth0]"),
+        ("[fe80::1]:9400", "[fe80::1%eth0]:9400"),
+        ("[febf::1]:9400", "[febf::1%eth0]:9400"),
+        ("fe80::1:9650", "[fe80::1%eth0]:9650"),
+        ("fe80::1:965a", "[fe80::1:965a%eth0]"),
+        ("fe80::9650", "[fe80::9650%eth0]"),
+    ],
+)
+def test_link_local_needs_an_interface(text: str, example: str) -> None:
     with pytest.raises(UsageError, match="link-local") as raised:
         parse_host_port(text)
-    assert "%eth0]" in raised.value.mend
+    assert raised.value.mend == f"Name this host's interface too, for example {example}."
 
 
 def test_a_uri_has_the_interface_of_an_address_escaped() -> None:
