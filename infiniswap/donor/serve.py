@@ -250,7 +250,7 @@ async def _start(
         _loops(donor, config, control.keys, keep_awake, background, credentials)
     )
     # A donor that ends by a fault is started again, like one that gets a SIGTERM.
-    stack.callback(lambda: _settle(home, service, donor.gives_back))
+    stack.callback(lambda: _settle_end(home, service, donor.gives_back))
     return donor
 
 
@@ -371,6 +371,11 @@ def _settle(home: Home | NoHome, service: DonorService, gives_back: bool = False
     """Decides whether a stop leaves the slabs to a successor."""
     if isinstance(home, Home):
         home.keeps = not gives_back and bool(service.lent.mapped())
+
+
+def _settle_end(home: Home | NoHome, service: DonorService, gives_back: bool) -> None:
+    _settle(home, service, gives_back)
+    service.sessions.leases_wait = isinstance(home, Home) and home.keeps
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from infiniswap import events
 from infiniswap.control import messages as m
@@ -22,11 +22,15 @@ class Sessions:
     Args:
         table: leases.
         clock: seconds, monotonic.
+
+    Attributes:
+        leases_wait: whether a lease outlives its session; not when the daemon gives all back.
     """
 
     def __init__(self, table: LeaseTable, clock: Callable[[], float]) -> None:
         self._table = table
         self._clock = clock
+        self.leases_wait = True
         self._open: dict[int, ServerSession] = {}
 
     def __len__(self) -> int:
@@ -43,14 +47,14 @@ class Sessions:
         self._open.pop(session.number, None)
         leases = self._table.session_closed(session.number, self._clock())
         said_so = ended.reason in (m.GOODBYE_DONE, m.GOODBYE_SHUTDOWN)
-        numbers = ", ".join(str(lease.lease) for lease in leases)
+        wait = self.leases_wait and bool(leases)
         log.log(
             logging.INFO if said_so else logging.WARNING,
             "%s disconnected (%r)%s",
             session,
             ended.reason if ended.reason == LOST or not ended.detail else ended.detail,
-            f"; lease {numbers} waits for it" if leases else "",
-            extra=events.about(events.CONSUMER_LOST) if leases and not said_so else None,
+            f"; {_listed(leases)} {'waits' if len(leases) == 1 else 'wait'} for it" if wait else "",
+            extra=events.about(events.CONSUMER_LOST) if wait and not said_so else None,
         )
         return leases
 
@@ -63,3 +67,8 @@ class Sessions:
         """Tells every device whether this donor drains."""
         notice = m.DrainNotice(draining=draining)
         await asyncio.gather(*(each.channel.notify(notice) for each in self._open.values()))
+
+
+def _listed(leases: Sequence[GrantedLease]) -> str:
+    noun = "lease" if len(leases) == 1 else "leases"
+    return f"{noun} {', '.join(str(lease.lease) for lease in leases)}"

@@ -274,6 +274,7 @@ def test_a_daemon_that_earlyoom_ends_gives_everything_back(
         sending.kill()
     assert donors.exists() == (name == "sh")
     assert ("ended for want of memory by process" in donor.log) == (name == "earlyoom")
+    assert ("waits for it" in donor.log) == (name == "sh")
     assert lent.read_back()["requests_failed"] == 0
 
 
