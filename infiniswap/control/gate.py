@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import struct
 from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from infiniswap.control.handshake_rate import HandshakeRates
 from infiniswap.control.mutual import MutualContext
 from infiniswap.control.peer import peer_of, unmapped
 from infiniswap.control.places import PROOF_S, ConnectionPlaces
+from infiniswap.control.socket_owner import peer_of_socket, trusted_users
 from infiniswap.control.tls import ServerTls
 
 REFUSAL: Final = (
@@ -88,11 +87,12 @@ class Gate:
         self.use_tls(tls)
         self.request_s = request_s
         self._make = make
-        self.places = ConnectionPlaces[_Counted](connections_max, per_host_max)
+        self.places = ConnectionPlaces[_Counted](connections_max, per_host_max, trusted_users())
         self._refused = refused
         self._rates = rates
         self.proof_s = proof_s
-        self._unproved: dict[asyncio.Protocol, tuple[_Counted, asyncio.TimerHandle]] = {}
+        self._let_in: dict[asyncio.Protocol, _Counted] = {}
+        self._proof_due: dict[asyncio.Protocol, asyncio.TimerHandle] = {}
         self.refused_open = 0
         """Connections that were refused, and whose peers may still be reading why."""
 
@@ -110,10 +110,15 @@ class Gate:
         """Makes the protocol of a new connection, as loop.create_server asks."""
         return _Counted(self)
 
-    def enter(self, host: str, connection: _Counted) -> asyncio.Protocol | None:
-        """The protocol of a new connection, which `leave` must follow; None: refused."""
+    def enter(self, peer: str, connection: _Counted) -> asyncio.Protocol | None:
+        """The protocol of a new connection, which `leave` must follow; None: refused.
+
+        Args:
+            peer: whom it counts for (infiniswap.control.socket_owner).
+            connection: tells its address, if it is refused.
+        """
         now_s = asyncio.get_running_loop().time()
-        is_in, lost = self.places.enter(peer_of(host), connection, now_s)
+        is_in, lost = self.places.enter(peer, connection, now_s)
         for loser in lost:
             self.counters["connections_displaced"] += 1
             self._refused(loser.host)
@@ -122,14 +127,14 @@ class Gate:
         if protocol is None:
             self.places.leave(connection)
             self.counters["connections_refused"] += 1
-            self._refused(host)
+            self._refused(connection.host)
         return protocol
 
-    def may_begin_tls(self, host: str) -> bool:
+    def may_begin_tls(self, peer: str, host: str) -> bool:
         """Whether a connection that was let in may begin its handshake now."""
         if self._rates is None:
             return True
-        peer, now_s = peer_of(host), asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time()
         is_stranger = not self.places.is_known(peer, now_s)
         if self._rates.take(peer, now_s, is_stranger=is_stranger):
             return True
@@ -144,57 +149,56 @@ class Gate:
             self.counters["connections_idle_closed"] += 1
             connection.end()
 
+        self._let_in[inner] = connection
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self.proof_s * (1 + _GOODBYE_PART), end_idle)
-        self._unproved[inner] = connection, timer
+        self._proof_due[inner] = loop.call_later(self.proof_s * (1 + _GOODBYE_PART), end_idle)
 
     def proved(self, inner: asyncio.Protocol) -> None:
         """The peer of the connection with that protocol has proved itself: it keeps its place."""
-        waiting = self._unproved.pop(inner, None)
-        if waiting is not None:
-            connection, timer = waiting
+        timer = self._proof_due.pop(inner, None)
+        if timer is not None:
             timer.cancel()
-            self.places.proved(connection, asyncio.get_running_loop().time())
+            self.places.proved(self._let_in[inner], asyncio.get_running_loop().time())
+
+    def peer_of(self, inner: asyncio.Protocol) -> str | None:
+        """Whom the connection with that protocol counts for; None: it is gone."""
+        connection = self._let_in.get(inner)
+        return None if connection is None else connection.peer
 
     def proof_due_s(self, inner: asyncio.Protocol) -> float:
         """Until when its peer has to prove itself, by the loop's clock."""
-        waiting = self._unproved.get(inner)
-        if waiting is None:
+        timer = self._proof_due.get(inner)
+        if timer is None:
             return asyncio.get_running_loop().time() + self.proof_s
-        return waiting[1].when() - _GOODBYE_PART * self.proof_s
+        return timer.when() - _GOODBYE_PART * self.proof_s
 
     def leave(self, inner: asyncio.Protocol, connection: _Counted) -> None:
         """The connection is gone."""
-        waiting = self._unproved.pop(inner, None)
-        if waiting is not None:
-            waiting[1].cancel()
+        self._let_in.pop(inner, None)
+        timer = self._proof_due.pop(inner, None)
+        if timer is not None:
+            timer.cancel()
         self.places.leave(connection)
-
-
-def _host_of(transport: asyncio.BaseTransport) -> str:
-    """The peer's address; on a Unix socket its user stands for it."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family == socket.AF_UNIX:
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return f"user {struct.unpack('3i', credentials)[1]}"
-    peer = transport.get_extra_info("peername")
-    return unmapped(peer[0]) if peer else ""
 
 
 class _Counted(asyncio.BufferedProtocol):
     """Passes everything on, and tells the gate when the connection has ended.
 
-    With TLS what is read goes to asyncio's own TLS protocol, and that is made when the first byte
-    is there. (`loop.start_tls` could not be given a byte that was read before.)
+    With TLS what is read goes to asyncio's own TLS protocol, and that is made when the first record
+    is there. (`loop.start_tls` could not be given what was read before.)
     """
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
+        self.peer = ""
+        """Whom it counts for."""
         self.host = ""
+        """Where it comes from, in messages."""
         self._inner: asyncio.Protocol | None = None  # None: not let in
         self._plain: asyncio.Protocol | None = None  # what talks to a peer without TLS
         self._tls: sslproto.SSLProtocol | None = None
         self._waits_for_tls = False
+        self._hello = bytearray()  # what was read while that waits
         self._transport: asyncio.Transport | None = None
         self._buffer: bytearray | None = None  # for what is read of no TLS
         self._unread: asyncio.TimerHandle | None = None
@@ -205,8 +209,8 @@ class _Counted(asyncio.BufferedProtocol):
         self._transport = transport
         # So pause_writing is called as soon as the kernel has no room for more.
         transport.set_write_buffer_limits(0)
-        self.host = _host_of(transport)
-        inner = self._gate.enter(self.host, self)
+        self._name_peer(transport)
+        inner = self._gate.enter(self.peer, self)
         if inner is None:
             self._refuse(transport)
             return
@@ -217,6 +221,12 @@ class _Counted(asyncio.BufferedProtocol):
             inner.connection_made(transport)
         else:
             self._waits_for_tls = True
+
+    def _name_peer(self, transport: asyncio.Transport) -> None:
+        name = transport.get_extra_info("peername")
+        self.peer = peer_of_socket(transport.get_extra_info("socket"), name)
+        address = unmapped(name[0]) if name else ""
+        self.host = address if peer_of(address) == self.peer else f"{address} ({self.peer})"
 
     def _refuse(self, transport: asyncio.Transport) -> None:
         """Says why. If what the peer says was not read, the kernel would send it a reset, and the
@@ -269,20 +279,24 @@ class _Counted(asyncio.BufferedProtocol):
             self._plain.data_received(data)
         elif self._waits_for_tls:
             self._buffer = None
-            self._begin_tls(data)
+            self._hello += data
+            self._begin_tls(bytes(self._hello))
 
     def _begin_tls(self, data: bytes) -> None:
-        self._waits_for_tls = False
         assert self._inner is not None
         assert self._transport is not None
         assert self._gate.tls is not None
+        if data[0] == tls.FIRST_BYTE and not tls.is_record(data):
+            return  # costs nothing yet, and nothing of what its peer may begin
+        self._waits_for_tls = False
+        self._hello.clear()
         if data[0] != tls.FIRST_BYTE:
             self._gate.counters["connections_plain"] += 1
             self._gate.plain(self.host)
             self._transport.write(PLAIN_REFUSAL)
             self._transport.close()
             return
-        if not self._gate.may_begin_tls(self.host):
+        if not self._gate.may_begin_tls(self.peer, self.host):
             self._transport.write(tls.FULL)
             self._transport.close()
             return

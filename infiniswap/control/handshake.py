@@ -19,7 +19,7 @@ from infiniswap.control import auth
 from infiniswap.control import messages as m
 from infiniswap.control.admission import Admission
 from infiniswap.control.channel import LOST, WebSocket, receive, send
-from infiniswap.control.peer import host_of, peer_of
+from infiniswap.control.peer import Caller
 from infiniswap.control.roles import Role
 from infiniswap.control.service import ServerConfig, ServerSession
 from infiniswap.errors import ProtocolMismatchError
@@ -84,42 +84,42 @@ class Handshakes:
         self._floods_s[peer] = now_s + self._config.flood_s
 
     async def perform(
-        self, ws: WebSocket, address: str, sessions: int, due_s: float, *, is_stopping: bool
+        self, ws: WebSocket, caller: Caller, sessions: int, due_s: float, *, is_stopping: bool
     ) -> ServerSession | None:
         """The session of a peer that has proved itself; None: it was turned away, and knows why.
 
         Args:
             ws: the connection.
-            address: of the peer, HOST:PORT.
+            caller: the peer.
             sessions: how many are open.
             due_s: until when the peer has to prove itself, by the loop's clock; at most `proof_s`.
             is_stopping: whether the server takes no more.
         """
         if sessions >= self._config.sessions_max:
-            await self._turn_away(ws, m.GOODBYE_BUSY, "too many sessions", address)
+            await self._turn_away(ws, m.GOODBYE_BUSY, "too many sessions", caller)
             return None
-        if self._is_kept_out(peer_of(host_of(address))):
+        if self._is_kept_out(caller.peer):
             detail = "a session of this host has flooded the donor: try again later"
-            await self._turn_away(ws, m.GOODBYE_FLOOD, detail, address)
+            await self._turn_away(ws, m.GOODBYE_FLOOD, detail, caller)
             return None
         if is_stopping:
-            await self._turn_away(ws, m.GOODBYE_SHUTDOWN, "", address)
+            await self._turn_away(ws, m.GOODBYE_SHUTDOWN, "", caller)
             return None
         try:
             limit_s = asyncio.get_running_loop().time() + self._config.proof_s
             async with asyncio.timeout_at(min(due_s, limit_s)):
-                return await self._handshake(ws, address)
+                return await self._handshake(ws, caller)
         except TimeoutError:
-            await self._turn_away(ws, m.GOODBYE_SILENCE, "the handshake took too long", address)
+            await self._turn_away(ws, m.GOODBYE_SILENCE, "the handshake took too long", caller)
         except ProtocolMismatchError as error:
             self._counters["protocol_errors"] += 1
-            await self._turn_away(ws, m.GOODBYE_PROTOCOL, error.what, address)
+            await self._turn_away(ws, m.GOODBYE_PROTOCOL, error.what, caller)
         return None
 
     def _is_kept_out(self, peer: str) -> bool:
         return self._floods_s.get(peer, float("-inf")) > asyncio.get_running_loop().time()
 
-    async def _handshake(self, ws: WebSocket, address: str) -> ServerSession | None:
+    async def _handshake(self, ws: WebSocket, caller: Caller) -> ServerSession | None:
         frame = await receive(ws, m.HELLO_BYTES_MAX)
         if frame is None:
             return None
@@ -129,33 +129,33 @@ class Handshakes:
         version = m.choose_version(m.VERSIONS, hello.versions)
         if version is None:
             detail = f"this donor speaks protocol {_list(m.VERSIONS)}, not {_list(hello.versions)}"
-            await self._turn_away(ws, m.GOODBYE_VERSION, detail, address)
+            await self._turn_away(ws, m.GOODBYE_VERSION, detail, caller)
             return None
         if self._config.tls.cluster:
-            return await self._certified(ws, hello, version, address)
-        return await self._challenged(ws, hello, version, address)
+            return await self._certified(ws, hello, version, caller)
+        return await self._challenged(ws, hello, version, caller)
 
     async def _certified(
-        self, ws: WebSocket, hello: m.Hello, version: int, address: str
+        self, ws: WebSocket, hello: m.Hello, version: int, caller: Caller
     ) -> ServerSession | None:
         """TLS has verified the certificate: what it says decides."""
         try:
             proved = self._admission.admit(ws, BORROWERS, time.time())
         except ValueError as error:
             self._counters["certificates_refused"] += 1
-            await self._turn_away(ws, m.GOODBYE_CERTIFICATE, str(error), address)
+            await self._turn_away(ws, m.GOODBYE_CERTIFICATE, str(error), caller)
             return None
         self._number += 1
-        return ServerSession(self._number, hello, address, version, "", proved)
+        return ServerSession(self._number, hello, caller, version, "", proved)
 
     async def _challenged(
-        self, ws: WebSocket, hello: m.Hello, version: int, address: str
+        self, ws: WebSocket, hello: m.Hello, version: int, caller: Caller
     ) -> ServerSession | None:
         if not hello.nonce:
             detail = (
                 "this donor uses a cluster secret, and no certificates of a cluster's authority"
             )
-            await self._turn_away(ws, m.GOODBYE_SECRET, detail, address)
+            await self._turn_away(ws, m.GOODBYE_SECRET, detail, caller)
             return None
         nonce = secrets.token_hex(auth.NONCE_BYTES)
         transcript = auth.Transcript(
@@ -176,7 +176,7 @@ class Handshakes:
         answer = m.decode_to_donor(frame)
         if isinstance(answer, m.Goodbye):
             self._counters[f"handshakes_ended_{known(answer.reason)}"] += 1
-            self._log("%s broke the handshake off: %s", address, _said(answer))
+            self._log("%s broke the handshake off: %s", caller, _said(answer))
             return None
         if not isinstance(answer, m.Auth):
             raise ProtocolMismatchError("the second message is not an auth")
@@ -186,16 +186,16 @@ class Handshakes:
         else:
             self._counters["secret_errors"] += 1
             detail = "the cluster secrets differ"
-            await self._turn_away(ws, m.GOODBYE_SECRET, detail, address)
+            await self._turn_away(ws, m.GOODBYE_SECRET, detail, caller)
             return None
         self._config.keys.used(keys, f"device {hello.device_name} on {hello.host_name}")
         self._number += 1
         proof = auth.donor_proof(keys.session, transcript)
-        return ServerSession(self._number, hello, address, version, proof)
+        return ServerSession(self._number, hello, caller, version, proof)
 
-    async def _turn_away(self, ws: WebSocket, reason: str, detail: str, address: str) -> None:
+    async def _turn_away(self, ws: WebSocket, reason: str, detail: str, caller: Caller) -> None:
         self._counters["sessions_refused"] += 1
-        self._log("refused a session from %s: %s", address, detail or reason)
+        self._log("refused a session from %s: %s", caller, detail or reason)
         goodbye = m.Goodbye(reason=reason, detail=detail[:512])
         await send(ws, goodbye, self._config.limits.send_s)
 

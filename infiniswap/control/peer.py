@@ -8,10 +8,32 @@ which it gets answers, except within its own network.
 from __future__ import annotations
 
 import ipaddress
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 
 THIS_HOST: Final = "this host"
 """Every loopback address: a program of this host connects from any of millions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The other end of a connection.
+
+    Attributes:
+        address: HOST:PORT.
+        peer: whom it counts for.
+    """
+
+    address: str
+    peer: str
+
+    def __str__(self) -> str:
+        return self.address
+
+    @classmethod
+    def at(cls, address: str, peer: str = "") -> Self:
+        """Makes one that counts for its address, if nothing better is known."""
+        return cls(address, peer or consumer_of(address))
 
 
 def peer_of(host: str) -> str:

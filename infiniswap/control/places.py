@@ -32,9 +32,13 @@ class ConnectionPlaces(Generic[Connection]):
         places_max: of all.
         per_host_max: connections of one peer (infiniswap.control.peer) that have proved
             themselves, and as many that have not.
+        trusted: peers that count as known without a proof.
     """
 
-    def __init__(self, places_max: int, per_host_max: int) -> None:
+    def __init__(
+        self, places_max: int, per_host_max: int, trusted: frozenset[str] = frozenset()
+    ) -> None:
+        self._trusted = trusted
         self._max = places_max
         self._per_host_max = per_host_max
         self._strangers_max = max(1, places_max // STRANGERS_PART)
@@ -49,7 +53,10 @@ class ConnectionPlaces(Generic[Connection]):
         return len(self._peers)
 
     def is_known(self, peer: str, now_s: float) -> bool:
-        """Whether that peer has proved itself in the last hour, or is connected and has."""
+        """Whether that peer is trusted, has proved itself in the last hour, or is connected and
+        has."""
+        if peer in self._trusted:
+            return True
         proved_s = self._known_s.get(peer, float("-inf"))
         return now_s - proved_s < KNOWN_S or self._proved[peer] > 0
 

@@ -133,6 +133,10 @@ class HttpPort:
         """Whoever asks has proved itself, so that its connection may last."""
         self._gate.proved(request.protocol)
 
+    def peer_of(self, request: web.Request) -> str:
+        """Whom its connection counts for; empty: it is gone."""
+        return self._gate.peer_of(request.protocol) or ""
+
     def proof_due_s(self, request: web.Request) -> float:
         """Until when whoever asks has to prove itself, by the loop's clock."""
         return self._gate.proof_due_s(request.protocol)

@@ -37,7 +37,7 @@ from infiniswap.control.handshake import Handshakes, PeerLog, known
 from infiniswap.control.http import web
 from infiniswap.control.openapi import document
 from infiniswap.control.page_routes import add_page, new_link
-from infiniswap.control.peer import host_of, peer_of, unmapped
+from infiniswap.control.peer import Caller, unmapped
 from infiniswap.control.port import HttpPort, PortLimits, error_answer, json_answer
 from infiniswap.control.roles import Role
 from infiniswap.control.scrape import READERS, UNAUTHORIZED, answer, may_scrape
@@ -268,20 +268,21 @@ class ControlServer:
             return error_answer(400, f"not a WebSocket request for the protocol {m.SUBPROTOCOL!r}")
         await ws.prepare(request)
         due_s = self._port.proof_due_s(request)
-        await self.converse(ws, _peer_name(request), due_s, lambda: self._port.proved(request))
+        caller = Caller.at(_peer_name(request), self._port.peer_of(request))
+        await self.converse(ws, caller, due_s, lambda: self._port.proved(request))
         return ws
 
     async def converse(
         self,
         ws: WebSocket,
-        address: str,
+        caller: Caller,
         due_s: float = float("inf"),
         proved: Callable[[], None] = lambda: None,
     ) -> None:
         """Handshake (see Handshakes.perform) and session over an open connection; returns when they
         have ended. `proved` is told when the peer has proved itself."""
         session = await self._handshakes.perform(
-            ws, address, len(self._sessions), due_s, is_stopping=self._stopping
+            ws, caller, len(self._sessions), due_s, is_stopping=self._stopping
         )
         if session is None:
             await close(ws, min(self._config.limits.send_s, HURRIED_S))
@@ -326,7 +327,7 @@ class ControlServer:
             if ended.reason == m.GOODBYE_PROTOCOL and not ended.by_peer:
                 self.counters["protocol_errors"] += 1
             if ended.reason == m.GOODBYE_FLOOD and not ended.by_peer:
-                self._handshakes.keep_out(peer_of(host_of(session.address)))
+                self._handshakes.keep_out(session.peer)
             self._service.session_closed(session, ended)
 
         self._sessions[session.number] = session

@@ -17,7 +17,7 @@ from infiniswap.control.figures import Figures
 from infiniswap.control.handshake_rate import OF_STRANGERS, PER_HOST
 from infiniswap.control.http import web
 from infiniswap.control.key_ring import KeyRing
-from infiniswap.control.peer import consumer_of
+from infiniswap.control.peer import Caller
 from infiniswap.control.places import PROOF_S
 from infiniswap.control.rate import Rate
 from infiniswap.control.tls import ServerTls
@@ -70,7 +70,7 @@ class ServerSession:
         self,
         number: int,
         hello: m.Hello,
-        address: str,
+        caller: Caller,
         version: int,
         proof: str,
         proved: Proved | None = None,
@@ -80,7 +80,8 @@ class ServerSession:
         """The donor's, for the welcome."""
         self.device_id = hello.device_id
         self.device_name = hello.device_name
-        self.address = address
+        self.address = caller.address
+        self.peer = caller.peer
         self.proved = proved
         """By certificate; None: it has proved the cluster secret."""
         self.expired_s: float | None = None
@@ -88,7 +89,7 @@ class ServerSession:
         self.certified_host = certified_host = "" if proved is None else proved.subject.host
         """As its certificate says; empty: it has shown none."""
         self.host_name = certified_host or hello.host_name
-        self.consumer = certified_host or consumer_of(address)
+        self.consumer = certified_host or caller.peer
         self.version = version
         self._refused_maps: deque[int] = deque(maxlen=16)  # ids, the latest
         self._channel: Channel | None = None

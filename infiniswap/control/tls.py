@@ -32,6 +32,9 @@ _UNREAD_KIB: Final = 32
 """Kept of a connection in each direction before this end waits. asyncio's values are 512 KiB of
 what the peer does not read, and 256 KiB of what this process does not."""
 
+_RECORD_HEAD_BYTES: Final = 5
+"""Type, version, length (two bytes)."""
+
 FIRST_BYTE: Final = 0x16
 """Of every TLS connection: a handshake record."""
 FULL: Final = bytes((21, 3, 3, 0, 2, 2, 49))
@@ -61,6 +64,12 @@ class ServerTls:
     def digest(self) -> bytes:
         """Of the certificate; proofs cover it."""
         return digest_of(self.certificate)
+
+
+def is_record(data: bytes) -> bool:
+    """Whether these first bytes of a connection contain a whole record, or more than any has."""
+    length = int.from_bytes(data[3:_RECORD_HEAD_BYTES])
+    return len(data) >= _RECORD_HEAD_BYTES + min(length, _RECORD_BYTES)
 
 
 def server_tls(text: bytes) -> ServerTls:

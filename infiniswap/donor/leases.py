@@ -65,6 +65,8 @@ class LeaseRecord(Struct, frozen=True, omit_defaults=True):
         certified_host: the host that its certificate named; empty: without certificates.
         use: what it is for, as the device says.
         granted_unix_s: when it was granted, in Unix time; 0: by a daemon that did not note that.
+        peer: whom the session's connection counted for (infiniswap.control.socket_owner); empty: by
+            a daemon that did not note that, and its address counts.
     """
 
     lease: U53
@@ -78,6 +80,7 @@ class LeaseRecord(Struct, frozen=True, omit_defaults=True):
     certified_host: str = ""
     use: m.LeaseUse = m.LeaseUse()
     granted_unix_s: float = 0.0
+    peer: str = ""
 
 
 @dataclass(slots=True)
@@ -95,12 +98,12 @@ class GrantedLease:
     lease: int = field(init=False)
     """Its number."""
     consumer: str = field(init=False)
-    """That of the session that it was granted to: the host of its certificate, or what
-    infiniswap.control.peer says of its address."""
+    """That of the session that it was granted to."""
 
     def __post_init__(self) -> None:
         self.lease = self.record.lease
-        self.consumer = self.record.certified_host or consumer_of(self.record.address)
+        record = self.record
+        self.consumer = record.certified_host or record.peer or consumer_of(record.address)
 
     @property
     def tenant(self) -> Tenant[str]:

@@ -116,6 +116,7 @@ class Requests:
             certified_host=session.certified_host,
             use=request.use or m.LeaseUse(),
             granted_unix_s=time.time(),
+            peer=session.peer,
         )
         lease = self.table.grant(record, session.number, self.clock())
 

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from infiniswap.control.listening import open_sockets
-from infiniswap.control.peer import peer_of, unmapped
+from infiniswap.control.peer import unmapped
 from infiniswap.control.places import ConnectionPlaces
+from infiniswap.control.socket_owner import peer_of_socket, trusted_users
 from infiniswap.control.tls import ServerTls
 from infiniswap.errors import (
     ConflictError,
@@ -143,7 +144,7 @@ class InvitingPort:
         self._limits = limits or InvitationLimits()
         self._clock = clock
         self._places: ConnectionPlaces[socket.socket] = ConnectionPlaces(
-            self._limits.connections_max, self._limits.connections_per_host_max
+            self._limits.connections_max, self._limits.connections_per_host_max, trusted_users()
         )
         self._tasks: dict[socket.socket, asyncio.Task[None]] = {}
 
@@ -195,14 +196,15 @@ class InvitingPort:
                 await asyncio.sleep(0.1)
                 continue
             address = unmapped(where[0])
-            host = peer_of(address)
-            is_in, lost = self._places.enter(host, sock, self._clock())
+            peer = peer_of_socket(sock, where)
+            is_in, lost = self._places.enter(peer, sock, self._clock())
             for loser in lost:
                 self._tasks[loser].cancel()
             if not is_in:
                 sock.close()
                 continue
-            task = asyncio.create_task(self._serve(sock, address, guest), name=f"guest {host}")
+            serving = self._serve(sock, address, peer, guest)
+            task = asyncio.create_task(serving, name=f"guest {peer}")
             self._tasks[sock] = task
             task.add_done_callback(functools.partial(self._ended, sock))
 
@@ -212,13 +214,15 @@ class InvitingPort:
         self._places.leave(sock)
         del self._tasks[sock]
 
-    async def _serve(self, sock: socket.socket, address: str, guest: asyncio.Future[Guest]) -> None:
+    async def _serve(
+        self, sock: socket.socket, address: str, peer: str, guest: asyncio.Future[Guest]
+    ) -> None:
         """One connection. What goes wrong with it ends this connection only."""
         with contextlib.suppress(*_FAILURES):
-            await self._converse(sock, address, guest)
+            await self._converse(sock, address, peer, guest)
 
     async def _converse(
-        self, sock: socket.socket, address: str, guest: asyncio.Future[Guest]
+        self, sock: socket.socket, address: str, peer: str, guest: asyncio.Future[Guest]
     ) -> None:
         loop = asyncio.get_running_loop()
         own = unmapped(sock.getsockname()[0])
@@ -236,7 +240,7 @@ class InvitingPort:
         try:
             async with asyncio.timeout(self._limits.request_s):
                 request = await receive(reader, m.InvitationRequest, m.REQUEST_BYTES_MAX)
-                answer = await self._answer(request, sock, peer_of(address), own)
+                answer = await self._answer(request, sock, peer, own)
                 if answer.verdict != Verdict.GIVEN:
                     await send(writer, answer)
                     return
@@ -255,11 +259,11 @@ class InvitingPort:
             await close(writer)
 
     async def _answer(
-        self, request: m.InvitationRequest, sock: socket.socket, host: str, own: str
+        self, request: m.InvitationRequest, sock: socket.socket, peer: str, own: str
     ) -> m.InvitationAnswer:
         def present(*, preview: bool) -> Verdict:
             now_s = self._clock()
-            return self._invitation.present(request.password, host, now_s, preview=preview)
+            return self._invitation.present(request.password, peer, now_s, preview=preview)
 
         if request.version != m.VERSION:
             return m.InvitationAnswer(

@@ -46,6 +46,7 @@ from infiniswap.control.figures import METRICS_PATH
 from infiniswap.control.gate import Gate
 from infiniswap.control.handshake_rate import OF_STRANGERS, HandshakeRates
 from infiniswap.control.rate import Rate
+from infiniswap.control.socket_owner import local_user
 from infiniswap.control.tls import client_context
 from infiniswap.donor.leases import SESSION_LEASES_MAX
 from infiniswap.errors import DonorBusyError, RequestRefusedError
@@ -53,6 +54,8 @@ from infiniswap.units import KIB
 
 SHORT_S = 0.5
 """A deadline that tests wait for, and that good neighbours keep on a slow machine, too."""
+
+ME = local_user(os.getuid())
 
 OPENING = (
     f"GET {m.SESSION_PATH} HTTP/1.1\r\nHost: donor\r\nUpgrade: websocket\r\n"
@@ -305,7 +308,7 @@ async def test_silent_connections_keep_nobody_out_at_their_own_address(
             reads.append(asyncio.create_task(ended(reader)))
         await until(lambda: sum(task.done() for task in reads) == 1000 - most)
         assert counters["connections_displaced"] == 1000 - most
-        assert "refused a connection from 127.0.0.1: too many are open" in caplog.text
+        assert f"refused a connection from 127.0.0.1 ({ME}): too many are open" in caplog.text
         for _ in range(12):
             assert (await fetch_status(w.address, client_config())).donor_id
             async with await w.session() as session:
@@ -332,7 +335,7 @@ async def test_proved_connections_of_one_host_have_a_limit(
             with pytest.raises(DonorBusyError) as caught:
                 await ask()
             assert "connections_per_host_max" in caught.value.mend
-        assert "refused a connection from 127.0.0.1: too many are open" in caplog.text
+        assert f"refused a connection from 127.0.0.1 ({ME}): too many are open" in caplog.text
         # Other hosts do not notice.
         async with await w.session(host="10.0.0.2") as other:
             await other.memory()
@@ -351,7 +354,7 @@ def test_two_connections_from_each_address_are_strangers_still() -> None:
         hosts = [f"10.0.{number >> 8}.{number & 255}" for number in range(500)]
         for host in hosts * 2:
             assert gate.enter(host, cast(Any, object()))
-        return sum(gate.may_begin_tls(host) for host in hosts * 2)
+        return sum(gate.may_begin_tls(host, host) for host in hosts * 2)
 
     assert asyncio.run(begun()) == OF_STRANGERS.burst
 

@@ -7,6 +7,7 @@ Who asks is Python's `ssl`, which trusts the certificate that docs/metrics.md gi
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import signal
 import socket
@@ -24,6 +25,7 @@ from support.donors.certificates import BOTH, CLUSTER, NOW, Authority, environme
 from infiniswap.control.own_certificate import DEVICE, DONOR
 from infiniswap.control.pki import load
 from infiniswap.control.roles import Role, uri
+from infiniswap.control.socket_owner import local_user
 from infiniswap.donor.authority import period
 from infiniswap.errors import ConfigError
 from infiniswap.secret import CertificateFiles
@@ -134,7 +136,8 @@ def test_a_client_without_tls_is_told_so(w: World) -> None:
         assert "this port speaks TLS 1.3: use https://" in answer.read().decode()
     finally:
         connection.close()
-    assert "refused a connection from 127.0.0.1: it does not begin TLS" in device.log
+    me = local_user(os.getuid())
+    assert f"refused a connection from 127.0.0.1 ({me}): it does not begin TLS" in device.log
 
 
 @pytest.mark.requires_root

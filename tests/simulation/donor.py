@@ -12,6 +12,7 @@ from infiniswap.config import ClusterConfig, Config, DaemonConfig, PolicyConfig
 from infiniswap.control import messages as m
 from infiniswap.control.channel import Limits
 from infiniswap.control.key_ring import KeyRing
+from infiniswap.control.peer import Caller
 from infiniswap.control.server import ControlServer
 from infiniswap.control.service import ServerConfig
 from infiniswap.control.tls import ServerTls
@@ -203,7 +204,7 @@ class SimDonor:
         task: Any = asyncio.current_task()
         self._sessions.add(task)
         try:
-            await self.server.converse(end, address)  # type: ignore[arg-type]
+            await self.server.converse(end, Caller.at(address))  # type: ignore[arg-type]
         finally:
             self._sessions.discard(task)
 

@@ -116,3 +116,13 @@ def test_no_order_of_events_loses_a_proved_place_or_the_count(seed: int) -> None
     for number in [*proved, *waiting]:
         p.leave(number)
     assert len(p) == 0
+
+
+def test_no_flood_of_strangers_takes_a_trusted_peers_place() -> None:
+    p = ConnectionPlaces[int](8, 8, frozenset({"root"}))
+    for number in range(4):
+        assert p.enter("root", number, 0.0) == (True, [])
+    for number in range(4, 20):
+        _, lost = p.enter(f"user {number}", number, 0.0)
+        assert not set(lost) & {0, 1, 2, 3}
+    assert p.is_known("root", 0.0)

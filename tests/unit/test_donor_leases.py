@@ -210,6 +210,14 @@ def test_one_host_has_so_many_leases_whatever_names_it_gives_itself() -> None:
     table.check_room(3, HOST, 8)
 
 
+def test_leases_over_loopback_count_for_the_user_who_has_them() -> None:
+    table = LeaseTable(10.0, 100, consumer_leases_max=1)
+    grant_used(table, 1, address="127.0.0.1:1", peer="user 0 of this host")
+    table.check_room(2, "user 1000 of this host", 8)
+    with refused(m.REFUSED_QUOTA):
+        table.check_room(2, "user 0 of this host", 8)
+
+
 def spare(table: LeaseTable, consumer: str, slots_max: int = 8) -> int | None:
     """The lease that would end for another one of that consumer."""
     found = table.check_room(99, consumer, slots_max)

@@ -16,6 +16,7 @@ import aiohttp
 from aiohttp import WSMessage, WSMsgType
 
 from infiniswap.control import messages as m
+from infiniswap.control.peer import Caller
 from infiniswap.control.server import ControlServer
 
 _CLOSED = WSMessage(WSMsgType.CLOSED, None, None)
@@ -66,7 +67,7 @@ class _Http:
     async def ws_connect(self, _url: str, **_options: object) -> _End:
         mine, theirs = _End(self._server._config.tls.certificate), _End()
         mine.other, theirs.other = theirs, mine
-        serving = self._server.converse(cast(Any, theirs), self._address)
+        serving = self._server.converse(cast(Any, theirs), Caller.at(self._address))
         self._served = asyncio.create_task(serving, name=f"session of {self._address}")
         return mine
 
