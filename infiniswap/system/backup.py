@@ -19,6 +19,7 @@ from pathlib import Path
 
 from infiniswap.errors import BackupError, DeadlineError, UnavailableError
 from infiniswap.system.block import number_text, with_partitions
+from infiniswap.system.extents import allocated_bytes
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.mounts import mount_of, mounts_of_device
 from infiniswap.system.programs import finish
@@ -248,7 +249,7 @@ def _check_space(path: Path, existing: os.stat_result | None, size_bytes: int) -
         space = os.statvfs(path.parent)
     except OSError as error:
         raise _from_oserror(error, path) from error
-    have_bytes = existing.st_blocks * 512 if existing else 0
+    have_bytes = allocated_bytes(path, existing, size_bytes) if existing else 0
     free_bytes = space.f_bavail * space.f_frsize
     if have_bytes >= size_bytes:
         return

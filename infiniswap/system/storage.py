@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from infiniswap.system import block, loop
+from infiniswap.system.extents import allocated_bytes
 from infiniswap.system.files import PROC, SYS, try_read_text
 from infiniswap.system.mounts import FUSE_TYPE, Mount, mount_of
 from infiniswap.units import format_size_short
@@ -202,7 +203,7 @@ def _loop(layer: Layer, node: Path, proc: Path, sys: Path) -> tuple[Layer, Layer
     if stat.S_ISBLK(status.st_mode):
         return layer, None, [block.number_text(status.st_rdev)]
     file = _file(path, proc)
-    reserved_bytes = status.st_blocks * 512
+    reserved_bytes = 0 if file.refusal else allocated_bytes(path, status, status.st_size)
     if not file.refusal and reserved_bytes < status.st_size:
         left_bytes = status.st_size - reserved_bytes
         file = replace(

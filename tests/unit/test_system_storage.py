@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,24 @@ def test_the_file_below_a_loop_device_is_judged(stack: Stack, fs_type: str, why:
     for number in ("7:9", upper):
         assert stack.refusal(number).startswith(str(file))
         assert why in stack.refusal(number)
+
+
+def test_blocks_beyond_a_files_end_are_no_room_for_it(stack: Stack, tmp_path: Path) -> None:
+    file = tmp_path / "image"
+    file.touch()
+    os.truncate(file, 2 * MIB)
+    subprocess.run(
+        ["fallocate", "--keep-size", "--offset", str(2 * MIB), "--length", str(2 * MIB), file],
+        check=True,
+    )
+    assert "2.00 MiB of it have no room" in stack.refusal(stack.loop(file))
+
+
+def test_blocks_that_were_reserved_and_not_written_are_room(stack: Stack, tmp_path: Path) -> None:
+    file = tmp_path / "image"
+    with file.open("wb") as image:
+        os.posix_fallocate(image.fileno(), 0, 2 * MIB)
+    assert stack.refusal(stack.loop(file)) == ""
 
 
 def test_a_loop_device_over_a_sparse_file_is_refused(stack: Stack, tmp_path: Path) -> None:
