@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -240,6 +241,39 @@ def test_doctor_names_records_that_are_not_believed(world: World) -> None:
     world.run_dir.chmod(0o777)
     (found,) = devices.records(world.config)
     assert f"{world.run_dir}: the directory can be changed by other users" in found.what
+
+
+@KINDS
+@pytest.mark.requires_root
+def test_all_commands_agree_on_a_record_not_believed(
+    world: World, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No command is advised that will be refused."""
+    path = world.plant(kind)
+    os.chown(path, NOBODY, NOBODY)
+    state = f"not believed: {path}: the file belongs to another user ({NOBODY})"
+    file = tmp_path / "infiniswap.toml"
+    file.write_text(f'[device]\nrun_dir = "{world.run_dir}"\nbackup_dir = "{world.store}"\n')
+
+    def told(*command: str) -> tuple[int, str]:
+        code = main([*command, "--config", str(file)])
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    assert state in told("device", "list")[1]
+    assert json.loads(told("device", "list", "--json")[1])["not_believed"] == {"evil": state}
+    code, said = told("device", "show", "evil")
+    assert code == NotPermittedError.exit_code
+    assert "the record of device evil is not believed" in said
+    code, said = told("config", "check")
+    assert code == ConfigError.exit_code
+    assert str(path) in said
+    findings = [*devices.devices(world.config), *devices.left_behind(world.config)]
+    about = [f for f in findings if "evil" in f.what]
+    assert about
+    for finding in about:
+        assert state in finding.what
+        assert "infiniswap device" not in finding.mend
 
 
 @pytest.mark.requires_root

@@ -13,6 +13,7 @@ from infiniswap.cli.config import addresses
 from infiniswap.config import Config, DeviceConfig
 from infiniswap.control.access import check_credentials
 from infiniswap.control.own_certificate import DEVICE, kept_certificate, key_path
+from infiniswap.device.spec.rundir import wrong_records
 from infiniswap.errors import ConfigError, InfiniswapError
 from infiniswap.own_code import check_program
 from infiniswap.rights import DONOR_USER
@@ -83,6 +84,7 @@ def problems(config: Config, *, has_devices: bool) -> Iterator[InfiniswapError |
             check = functools.partial(check_directory, key, directory)
             is_device = key.startswith("device.")
             yield from _guard(functools.partial(as_device, check) if is_device else check)
+    yield from wrong_records(config.device.run_dir, config.device.backup_dir)
     yield from as_device(lambda: list(_backup(config, has_devices)))
     yield from _guard(lambda: check_discovery(config))
 

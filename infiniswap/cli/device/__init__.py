@@ -176,6 +176,12 @@ def _list(args: argparse.Namespace) -> int:
             silent.append(name)  # it is starting, stopping, or hangs
     stopped = rundir.stopped_names(run_dir, backup_dir)
     died = rundir.died_names(run_dir)
+    doubts = {
+        name: doubt.state
+        for name in {*stopped, *died}
+        if (doubt := rundir.why_not_believed(rundir.paths_of(name, run_dir, backup_dir)))
+    }
+    stopped, died = ([name for name in names if name not in doubts] for names in (stopped, died))
     lost = [name for name in stopped if _is_lost(rundir.paths_of(name, run_dir, backup_dir))]
     if args.json:
         print_json(
@@ -186,6 +192,7 @@ def _list(args: argparse.Namespace) -> int:
                 "stopped": stopped,
                 "died": died,
                 "lost": lost,
+                "not_believed": doubts,
             }
         )
         return 0
@@ -194,6 +201,7 @@ def _list(args: argparse.Namespace) -> int:
     states |= dict.fromkeys(died, "died")
     states |= dict.fromkeys(silent, "no answer")
     states |= dict.fromkeys(frozen, "frozen")
+    states |= doubts
     print_table(running, states)
     for note in rundir.unseen(run_dir, backup_dir):
         print(f"infiniswap: note: {note}", file=sys.stderr)

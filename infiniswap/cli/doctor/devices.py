@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -104,6 +103,8 @@ def devices(config: Config) -> Iterator[Finding]:
         name, state = str(row["name"]), str(row["state"])
         if alarms := str(row.get("alarms") or ""):
             yield degraded("devices", f"{name}: {state}: {alarms}", _mend(name, alarms))
+        elif state.startswith("not believed"):
+            yield degraded("devices", f"{name}: {state}", str(row["mend"]))
         elif state.startswith("no answer"):
             log = config.device.run_dir / name / "log"
             # As a service, in the foreground, it has no log file.
@@ -130,23 +131,14 @@ def records(config: Config) -> Iterator[Finding]:
     """Whether the records of this host's devices can be believed."""
     run_dir, backup_dir = config.device.run_dir, config.device.backup_dir
     problems: list[InfiniswapError] = []
-
-    def read(check: Callable[[], object]) -> None:
-        try:
-            check()
-        except InfiniswapError as error:
-            problems.append(error)
-
-    read(lambda: rundir.check_directories(run_dir, backup_dir))
+    try:
+        rundir.check_directories(run_dir, backup_dir)
+    except InfiniswapError as error:
+        problems.append(error)
     if not problems:
-        for name in (*rundir.running_names(run_dir), *rundir.died_names(run_dir)):
-            paths = rundir.paths_of(name, run_dir, backup_dir)
-            if os.geteuid() == 0 or os.access(paths.record, os.R_OK):
-                read(partial(rundir.read_record, paths))
-        for name in rundir.stopped_names(run_dir, backup_dir):
-            read(partial(rundir.read_kept, rundir.paths_of(name, run_dir, backup_dir)))
-    for error in problems:
-        yield degraded("records", f"{error.where}: {error.what}", error.mend)
+        problems = rundir.wrong_records(run_dir, backup_dir)
+    for problem in problems:
+        yield degraded("records", f"{problem.where}: {problem.what}", problem.mend)
     if not problems:
         yield good("records", "nobody else can write the records of this host's devices")
 

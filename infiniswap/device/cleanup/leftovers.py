@@ -46,6 +46,10 @@ def find(run_dir: Path, places: Places | None = None) -> Iterator[Leftover]:
     places = places or Places()
     died = rundir.died_names(run_dir)
     for name in died:
+        doubt = rundir.why_not_believed(rundir.DevicePaths(name, run_dir / name, run_dir))
+        if doubt is not None:
+            yield Leftover(f"device {name}: {doubt.state}", doubt.mend)
+            continue
         yield Leftover(
             f"the process of device {name} has died",
             f"infiniswap device start {name} (keeps the contents where that is possible), or "

@@ -11,7 +11,12 @@ from infiniswap.config import TRANSPORT_NAMES
 from infiniswap.device.api import DonorRow
 from infiniswap.device.control import client
 from infiniswap.device.control.frozen import FrozenError
-from infiniswap.device.spec.rundir import DevicePaths, running_names, stopped_names
+from infiniswap.device.spec.rundir import (
+    DevicePaths,
+    running_names,
+    stopped_names,
+    why_not_believed,
+)
 from infiniswap.errors import InfiniswapError
 from infiniswap.units import PAGE_BYTES, counted
 
@@ -61,7 +66,10 @@ def local_devices(run_dir: Path, backup_dir: Path) -> list[dict[str, object]]:
                 "degraded": status.degraded,
             }
         )
-    rows += [{"name": name, "state": "stopped"} for name in stopped_names(run_dir, backup_dir)]
+    for name in stopped_names(run_dir, backup_dir):
+        doubt = why_not_believed(DevicePaths(name, run_dir / name, backup_dir))
+        wrong = {} if doubt is None else {"state": doubt.state, "mend": doubt.mend}
+        rows.append({"name": name, "state": "stopped", **wrong})
     return rows
 
 

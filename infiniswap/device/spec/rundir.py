@@ -23,6 +23,7 @@ from infiniswap.device.spec.spec import DeviceSpec, check_name, decode_spec, enc
 from infiniswap.errors import (
     ConfigError,
     ConflictError,
+    InfiniswapError,
     NotFoundError,
     NotPermittedError,
     UsageError,
@@ -45,6 +46,23 @@ LINK_DIR = Path("/dev/infiniswap")
 
 _RUN_DIR = "device.run_dir"
 _BACKUP_DIR = "device.backup_dir"
+
+
+class NotBelievedError(NotPermittedError):
+    """Another user can have written the record of a device, so no command goes by it."""
+
+    @property
+    def state(self) -> str:
+        """The state of such a device, in lists."""
+        return f"not believed: {self.where}: {self.why}"
+
+    def __init__(self, name: str, error: NotPermittedError) -> None:
+        super().__init__(
+            f"the record of device {name} is not believed: {error.what}",
+            where=error.where,
+            mend=error.mend,
+        )
+        self.why = error.what
 
 
 class _Path:
@@ -173,7 +191,10 @@ def read_record(paths: DevicePaths) -> DeviceSpec | None:
         ConfigError: it cannot be read.
         NotPermittedError: another user can have written it.
     """
-    check_own_directory(paths.run.parent, _RUN_DIR)
+    try:
+        check_own_directory(paths.run.parent, _RUN_DIR)
+    except NotPermittedError as error:
+        raise NotBelievedError(paths.name, error) from error
     return _read_record(paths.record, paths.name, _RUN_DIR)
 
 
@@ -186,11 +207,7 @@ def _read_record(path: Path, name: str, key: str) -> DeviceSpec | None:
     try:
         data = read_own_file(path, key)
     except NotPermittedError as error:
-        raise NotPermittedError(
-            f"the record of device {name} is not believed: {error.what}",
-            where=error.where,
-            mend=error.mend,
-        ) from error
+        raise NotBelievedError(name, error) from error
     except OSError as error:
         raise from_oserror("cannot read the device's record", error, where=str(path)) from error
     if data is None:
@@ -203,6 +220,35 @@ def _read_record(path: Path, name: str, key: str) -> DeviceSpec | None:
             mend="Give the file its own name back.",
         )
     return spec
+
+
+def why_not_believed(paths: DevicePaths) -> NotBelievedError | None:
+    """What is wrong with a record of the device; None: it has none that others can have written.
+    A damaged one, or one that this user may not read, is no such record."""
+    for read in (read_record, read_kept):
+        try:
+            read(paths)
+        except NotBelievedError as error:
+            return error
+        except InfiniswapError:
+            continue
+    return None
+
+
+def wrong_records(run_dir: Path, backup_dir: Path) -> list[InfiniswapError]:
+    """What is wrong with the records that this user may read."""
+    found: list[InfiniswapError] = []
+    at_run = dict.fromkeys((*running_names(run_dir), *died_names(run_dir)), read_record)
+    at_store = dict.fromkeys(stopped_names(run_dir, backup_dir), read_kept)
+    for name, read in (*at_run.items(), *at_store.items()):
+        paths = paths_of(name, run_dir, backup_dir)
+        if read is read_record and os.geteuid() != 0 and not os.access(paths.record, os.R_OK):
+            continue
+        try:
+            read(paths)
+        except InfiniswapError as error:
+            found.append(error)
+    return found
 
 
 def check_directories(run_dir: Path, backup_dir: Path) -> None:
@@ -284,10 +330,13 @@ def require_running(name: str, run_dir: Path, backup_dir: Path) -> DevicePaths:
 
     Raises:
         NotFoundError: there is none; says whether it is stopped.
+        NotBelievedError: nobody knows whether it is stopped: another user wrote its record.
     """
     paths = paths_of(name, run_dir, backup_dir)
     if is_running(paths):
         return paths
+    if (doubt := why_not_believed(paths)) is not None:
+        raise doubt
     if os.path.exists(paths.record):
         raise NotFoundError(
             f"the process of device {name} has died",
