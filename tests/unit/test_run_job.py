@@ -262,6 +262,7 @@ async def test_after_a_killed_run_a_program_of_roots_stays(
         await asyncio.to_thread(lambda: [mixed.processes[i].wait(60) for i in (0, 2)])
         await asyncio.wait_for(watched.close(), 60)
         assert f"process {roots.pid} (sleep) has the rights of another user" in caplog.text
+        assert caplog.text.count(f"run {run.pid}") == 1  # nothing says that it is done
         monkeypatch.setattr(runs, "cgroup_name_or_none", lambda _pid: None)  # it has ended
         successor = runs.Runs(executor, changed.set, lambda: (mixed,), records)
         successor.watch_again()
@@ -272,6 +273,7 @@ async def test_after_a_killed_run_a_program_of_roots_stays(
         changed.clear()
         await asyncio.wait_for(changed.wait(), 60)
         assert (mixed.path.exists(), list(records.iterdir())) == (False, [])
+        assert "what was left of its job is gone now" in caplog.text
 
 
 async def test_a_run_that_does_not_exist_cannot_join() -> None:

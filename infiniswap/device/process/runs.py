@@ -263,7 +263,6 @@ class Runs:
         self._changed()
 
     async def _clean(self, run: _Run) -> None:
-        log.warning("run %d has ended without cleaning up; it is done now", run.pid)
         loop = asyncio.get_running_loop()
         told: tuple[int, ...] = ()
         for _ in range(CLEAN_TRIES):
@@ -280,6 +279,7 @@ class Runs:
                     if await self._closes_within(LEFT_PAUSE_S):
                         return
                 self._strike(run)
+                log.warning("run %d has ended, and what was left of its job is gone now", run.pid)
                 return
             except InfiniswapError as error:
                 log.error("the job of run %d cannot be ended yet: %s", run.pid, error)
