@@ -169,10 +169,9 @@ struct iswf_ops {
 };
 
 struct iswf_counts {
-	atomic_uint_fast64_t pages_out, pages_unsent, pages_in, pages_back, pages_filled,
-		blocks_out, fetches, small_fetches, room_waits, room_wait_ns, fetch_wait_ns,
-		refused_moves, no_room, pages_lost, faults, blocks_ahead, blocks_ahead_used,
-		handed_back[ISWF_WHYS];
+	atomic_uint_fast64_t pages_out, pages_in, pages_back, pages_filled, blocks_out, fetches,
+		small_fetches, room_waits, room_wait_ns, fetch_wait_ns, refused_moves, no_room,
+		pages_lost, faults, blocks_ahead, blocks_ahead_used, handed_back[ISWF_WHYS];
 };
 
 struct iswf_agent {

@@ -233,7 +233,6 @@ static struct iswf_mask send_changed(uint32_t block, struct iswf_mask *pages,
 	iswf_mask_take(known, &dirty);
 	sent = send_runs(block, &dirty, code_out);
 	iswf_count(&A->count.pages_out, iswf_mask_count(&sent));
-	iswf_count(&A->count.pages_unsent, iswf_mask_count(&clean));
 	iswf_mask_add(&sent, &clean);
 	return sent;
 }
