@@ -184,7 +184,8 @@ struct iswf_agent {
 	atomic_uint blocks_count; /* falls once, at the end: see iswf_retire() */
 	uint32_t blocks_used;     /* what lies behind was never given to the program */
 	struct iswf_block *blocks;
-	struct iswf_digest *digests; /* of known pages: one for each page of the arena */
+	struct iswf_digest *digests; /* of known pages: one for each page of so many blocks */
+	uint32_t digests_blocks;
 	struct iswf_queue queues[ISWF_QUEUES];
 	uint32_t shadow_free[ISWF_SHADOW_SLOTS], shadow_free_count;
 	uint32_t cradle_free[ISWF_CRADLE_SLOTS], cradle_free_count;

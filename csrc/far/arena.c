@@ -554,6 +554,8 @@ void iswf_retire(void)
 		(void)in_blocks(last.first, last.first + last.pages, lose);
 		(void)ask_kernel(last.first, last.first + last.pages, -1);
 	}
+	if (A->shadow_free_count == ISWF_SHADOW_SLOTS) /* nobody is about to send */
+		iswf_end_digests();
 	retire_slots(A->shadow, ISWF_SHADOW_SLOTS, &A->shadow_free_count);
 	while (A->ready_count > 0)
 		A->cradle_free[A->cradle_free_count++] = A->ready[--A->ready_count];

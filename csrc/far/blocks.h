@@ -76,6 +76,8 @@ struct iswf_mask iswf_as_they_came(uint32_t block, const struct iswf_mask *known
 bool iswf_are_confirmed(uint32_t block, const struct iswf_mask *pages);
 /* No page of the block is known any more. */
 void iswf_forget_digests(uint32_t block);
+/* Nothing leaves or comes any more: who locks all memory would lock that, too. */
+void iswf_end_digests(void);
 
 /* ahead.c: the block came whole, for a fault; the next one in its row may be wished for. */
 void iswf_came_whole(uint32_t block);

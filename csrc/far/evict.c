@@ -264,7 +264,7 @@ bool iswf_send(void)
 	struct iswf_mask live, known, sent, rest, home = {{0}};
 	struct iswf_block *b;
 	uint32_t block;
-	bool ahead, was_known;
+	bool was_known;
 	int code = 0;
 
 	pthread_mutex_lock(&A->lock);
@@ -277,15 +277,9 @@ bool iswf_send(void)
 	live = iswf_mask_and(&b->aside, &b->live);
 	known = b->known;
 	was_known = iswf_mask_any(&known);
-	ahead = b->ahead;
 	pthread_mutex_unlock(&A->lock);
 
-	/* What was brought ahead in vain is as far as it was before. */
-	if (ahead) {
-		sent = live;
-	} else {
-		sent = send_changed(block, &live, &known, &code);
-	}
+	sent = send_changed(block, &live, &known, &code);
 	rest = iswf_mask_without(&live, &sent);
 	if (iswf_mask_any(&rest))
 		home = iswf_put_back(block, &rest);
@@ -299,8 +293,7 @@ bool iswf_send(void)
 		iswf_count(&A->count.no_room, 1);
 		A->full_until_ns = iswf_now_ns() + FULL_NS;
 	}
-	if (!ahead)
-		iswf_count(&A->count.blocks_out, 1);
+	iswf_count(&A->count.blocks_out, 1);
 	b->known = known;
 	sent_aside(b, &sent, &home, &rest);
 	iswf_release(block);
@@ -319,7 +312,6 @@ bool iswf_drop(void)
 	if (block == ISWF_NONE)
 		return false;
 	code = A->ops->ask(ISWF_DISCARD, block, 0, ISWF_BLOCK_PAGES, NULL, NULL, NULL);
-	iswf_forget_digests(block);
 	pthread_mutex_lock(&A->lock);
 	if (code == 0 || code == -ENOENT)
 		A->blocks[block].placed = false;

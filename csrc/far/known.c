@@ -44,6 +44,13 @@ bool iswf_are_confirmed(uint32_t block, const struct iswf_mask *pages)
 	return A->ops->ask(ISWF_CONFIRM, block, first, end - first, NULL, NULL, NULL) == 0;
 }
 
+void iswf_end_digests(void)
+{
+	iswf_real()->munmap(A->digests,
+			    (size_t)A->digests_blocks * ISWF_BLOCK_PAGES * sizeof(*A->digests));
+	A->digests = NULL;
+}
+
 void iswf_forget_digests(uint32_t block)
 {
 	(void)iswf_real()->madvise(digests_of(block), ISWF_BLOCK_PAGES * sizeof(*A->digests),

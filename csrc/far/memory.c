@@ -480,10 +480,14 @@ int iswf_memory_init(uint32_t blocks)
 	size_t cradle_bytes = (size_t)ISWF_CRADLE_SLOTS * ISWF_BLOCK_BYTES;
 	size_t blocks_bytes = blocks * sizeof(*A->blocks);
 	size_t digests_bytes = (size_t)blocks * ISWF_BLOCK_PAGES * sizeof(*A->digests);
-	char *arena = reserve(arena_bytes), *shadow = reserve(shadow_bytes + cradle_bytes);
+	char *arena, *shadow;
 
+	/* First, so that they are not beside the arena: a program may write beyond its memory. */
 	A->blocks = make_table(blocks_bytes);
 	A->digests = make_table(digests_bytes);
+	A->digests_blocks = blocks;
+	arena = reserve(arena_bytes);
+	shadow = reserve(shadow_bytes + cradle_bytes);
 	if (arena == NULL || shadow == NULL || A->blocks == NULL || A->digests == NULL ||
 	    iswf_digest_init() != 0 || watch(arena, arena_bytes) != 0 ||
 	    watch(shadow, shadow_bytes) != 0) {

@@ -4,6 +4,8 @@
  * F5: that its reads say whether a page is lost or only out of reach.
  */
 #include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
 
 #include "state_fixture.h"
 
@@ -400,6 +402,56 @@ static void read_opened(struct world *w, uint32_t page, unsigned char byte)
 	settle(w);
 	CHECK(asked.answers == 1 && asked.error == 0);
 	CHECK(memcmp(opened, expected, sizeof(opened)) == 0);
+}
+
+static void answered_at_once(struct iswi_req *req, int error)
+{
+	(void)req;
+	CHECK_EQ(error, 0);
+}
+
+static struct {
+	struct iswi_shard *shard;
+	unsigned char *memory;
+	int faults, locked;
+} others;
+
+static void fault_of_others(int signal)
+{
+	(void)signal;
+	others.faults++;
+	if (pthread_mutex_trylock(&others.shard->lock) == 0)
+		pthread_mutex_unlock(&others.shard->lock);
+	else
+		others.locked++;
+	mprotect(others.memory, ISW_PAGE_BYTES, PROT_READ | PROT_WRITE);
+}
+
+/* A client has made a hole there, and who writes waits for its memory. */
+WORLD_TEST(nobody_waits_for_a_clients_memory_with_a_lock, FAR_WORLD)
+{
+	uint32_t page = PAGES - SLAB_PAGES;
+	struct asked asked;
+
+	others.shard = iswi_shard_of(w->e, page);
+	others.memory = mmap(NULL, ISW_PAGE_BYTES, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	CHECK(others.memory != MAP_FAILED);
+	CHECK(signal(SIGSEGV, fault_of_others) != SIG_ERR);
+	put_one(w, &asked, page, ISWI_REQ_FAR);
+	iswi_engine_submit(w->e, &(struct iswi_req){
+					 .op = ISWI_READ,
+					 .flags = ISWI_REQ_FAR,
+					 .offset = page * ISW_PAGE_BYTES,
+					 .length = ISW_PAGE_BYTES,
+					 .data = data,
+					 .opened = others.memory,
+					 .done = answered_at_once,
+				 });
+	CHECK_EQ(others.faults, 1);
+	CHECK_EQ(others.locked, 0);
+	settle(w);
+	CHECK(signal(SIGSEGV, SIG_DFL) != SIG_ERR);
+	munmap(others.memory, ISW_PAGE_BYTES);
 }
 
 WORLD_TEST(pages_come_where_they_are_opened, FAR_WORLD)

@@ -1630,6 +1630,20 @@ static void the_last_copy_is_sent(void)
 	end_ranges();
 }
 
+/* Its donor may have gone since it was brought. */
+static void the_last_copy_that_came_ahead_is_sent(void)
+{
+	begin_far();
+	read_block(0, true);
+	read_block(1, true);
+	CHECK(iswf_ahead() && is_aside(2));
+	device[2].lost[100] = true;
+	CHECK(iswf_send() && !is_aside(2));
+	look_all(2);
+	CHECK_EQ(A->count.pages_lost, 0);
+	end_ranges();
+}
+
 /* Nobody knows what the device has of a page after a write that failed. */
 static void what_was_half_written_is_not_known(void)
 {
@@ -1686,6 +1700,7 @@ int main(int argc, char **argv)
 	what_was_only_read_leaves_unsent();
 	what_came_by_pages_leaves_unsent();
 	the_last_copy_is_sent();
+	the_last_copy_that_came_ahead_is_sent();
 	what_was_half_written_is_not_known();
 	parts_of_mappings_are_no_allocations();
 	the_first_touch_of_a_block_makes_all_of_it();

@@ -319,22 +319,22 @@ static void emit(struct isw_engine *e, struct cursor *at, const struct read_run 
 	}
 }
 
-/* Pages of one group whose sealed bytes were copied out of staging. */
+/* Pages of one group that were copied out of staging as they are there. */
 struct staged {
-	uint32_t pages; /* a bit for each */
-	struct iswi_seal seals[ISWI_GROUP_PAGES];
+	uint32_t pages;                           /* a bit for each */
+	struct iswi_seal seals[ISWI_GROUP_PAGES]; /* of a device that seals */
 };
 
-/* Under the shard lock, as staging may be given back right after it. */
+/*
+ * Under the shard lock, as staging may be given back right after it. So nothing is written here to
+ * memory of others, which may keep the writer waiting.
+ */
 static void copy_staged(struct isw_engine *e, struct iswi_req *req, uint64_t page, uint32_t slot,
 			struct staged *staged)
 {
-	unsigned char *to = iswi_sealed(e) ? place_of(req, page) : iswi_opened_at(req, page);
-
-	memcpy(to, e->staging + (uint64_t)slot * ISW_PAGE_BYTES, ISW_PAGE_BYTES);
-	if (!iswi_sealed(e))
-		return;
-	staged->seals[page % ISWI_GROUP_PAGES] = e->slots[slot].seal;
+	memcpy(place_of(req, page), e->staging + (uint64_t)slot * ISW_PAGE_BYTES, ISW_PAGE_BYTES);
+	if (iswi_sealed(e))
+		staged->seals[page % ISWI_GROUP_PAGES] = e->slots[slot].seal;
 	staged->pages |= 1u << page % ISWI_GROUP_PAGES;
 }
 
@@ -345,10 +345,12 @@ static void open_staged(struct isw_engine *e, struct iswi_req *req, uint64_t gro
 	for (uint32_t left = staged->pages; left; left &= left - 1) {
 		uint32_t i = (uint32_t)__builtin_ctz(left);
 		uint64_t page = group * ISWI_GROUP_PAGES + i;
-		unsigned char *to = iswi_opened_at(req, page);
+		unsigned char *from = place_of(req, page), *to = iswi_opened_at(req, page);
 
-		if (!iswi_seal_open(e, page, &staged->seals[i], place_of(req, page), to))
+		if (iswi_sealed(e) && !iswi_seal_open(e, page, &staged->seals[i], from, to))
 			fail_lost(req);
+		else if (!iswi_sealed(e) && to != from)
+			memcpy(to, from, ISW_PAGE_BYTES);
 	}
 }
 

@@ -236,9 +236,11 @@ bool iswi_seal_open(struct isw_engine *e, uint64_t page, const struct iswi_seal 
 	struct iswi_sealing what;
 
 	if (!iswi_sealed(e)) {
+		bool right = iswi_crc32c(from, ISW_PAGE_BYTES) == seal->number;
+
 		if (to != from)
 			memcpy(to, from, ISW_PAGE_BYTES);
-		return iswi_crc32c(to, ISW_PAGE_BYTES) == seal->number;
+		return right;
 	}
 	what = sealing(&page, seal->number, from, to);
 	if (what.key < ISWI_EPOCHS && iswi_kept32(&e->arena->epochs[what.key].used))
@@ -278,9 +280,12 @@ uint32_t iswi_pages_open(struct isw_engine *e, const unsigned char *data, unsign
 	uint32_t wrong = 0;
 
 	if (!iswi_sealed(e)) {
-		if (to != data)
-			memcpy(to, data, (size_t)count * ISW_PAGE_BYTES);
-		return compare_sums(e, data, page, count, seals);
+		wrong = compare_sums(e, data, page, count, seals);
+		for (uint32_t i = 0; to != data && i < count; i++)
+			if (!(wrong >> i & 1))
+				memcpy(to + (size_t)i * ISW_PAGE_BYTES,
+				       data + (size_t)i * ISW_PAGE_BYTES, ISW_PAGE_BYTES);
+		return wrong;
 	}
 	seals_of(e, page, count, seals);
 	for (uint32_t i = 0; i < count; i++, data += ISW_PAGE_BYTES, to += ISW_PAGE_BYTES)
