@@ -129,9 +129,6 @@ struct iswf_queue {
 	uint32_t head, tail, count;
 };
 
-/* Pages [first, first + pages) of the block, which are valid until it returns: 0 or -errno. */
-typedef int iswf_taker(void *ctx, uint32_t first, uint32_t pages, const char *from);
-
 /*
  * What the kernel and the device do for the agent: real ones, or a test's. None is called with the
  * lock held; all but `ask` end soon. 0 or -errno; where an operation stops before its end,
@@ -163,9 +160,9 @@ struct iswf_ops {
 	int (*advise)(char *at, size_t bytes, int advice);   /* of what is the kernel's */
 	int (*leave)(char *at, size_t bytes, bool children); /* unregisters */
 	void (*pause)(uint64_t ns);
-	/* To the device; waits. bytes: of a write. What comes of a read is taken, in parts. */
-	int (*ask)(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages,
-		   const char *bytes, iswf_taker *take, void *ctx);
+	/* One request to the device; `bytes` of a write, or where those of a read go. Waits. */
+	int (*ask)(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages, char *bytes,
+		   int (*take)(void *ctx, const char *from), void *ctx);
 };
 
 struct iswf_counts {
@@ -346,8 +343,8 @@ void iswf_await_events(void);
 int iswf_link_open(int job_fd, int uffd, uint32_t *blocks_out);
 void iswf_link_close(void);                           /* before its thread runs */
 void iswf_link_refuse(int job_fd, enum iswf_off off); /* tells the device why there is none */
-int iswf_link_ask(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages,
-		  const char *bytes, iswf_taker *take, void *ctx);
+int iswf_link_ask(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages, char *bytes,
+		  int (*take)(void *ctx, const char *from), void *ctx);
 void *iswf_link_main(void *arg); /* connects again */
 void iswf_link_tell(void);       /* the counts, to people */
 

@@ -110,16 +110,15 @@ struct arrival {
 	bool refused; /* by the kernel, for an event */
 };
 
-/* As they came: the wanted pages are known, the others are not needed. */
-static void take_whole(const struct arrival *arrival, uint32_t first, uint32_t end,
-		       const char *from)
+/* All of the block, as it came: the wanted pages are known, the others are not needed. */
+static void take_whole(const struct arrival *arrival, const char *from)
 {
-	for (uint32_t page = first; page < end; page++, from += ISWF_PAGE_BYTES) {
-		char *to = arrival->cradle + (size_t)page * ISWF_PAGE_BYTES;
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++) {
+		size_t at = (size_t)page * ISWF_PAGE_BYTES;
 
-		memcpy(to, from, ISWF_PAGE_BYTES);
+		memcpy(arrival->cradle + at, from + at, ISWF_PAGE_BYTES);
 		if (iswf_has(arrival->wanted, page))
-			iswf_know(arrival->block, page, to);
+			iswf_know(arrival->block, page, arrival->cradle + at);
 	}
 }
 
@@ -137,24 +136,24 @@ static void know_run(const struct arrival *arrival, uint32_t first, uint32_t end
 }
 
 /* Takes what came into the ring, while the slot is ours. */
-static int take_arrival(void *ctx, uint32_t at, uint32_t pages, const char *from)
+static int take_arrival(void *ctx, const char *from)
 {
 	struct arrival *arrival = ctx;
 	struct iswf_mask part;
 	uint32_t run;
 
 	if (arrival->cradle != NULL) {
-		take_whole(arrival, at, at + pages, from);
+		take_whole(arrival, from);
 		return 0;
 	}
-	part = iswf_mask_range(at, at + pages);
+	part = iswf_mask_range(arrival->first, arrival->first + arrival->pages);
 	part = iswf_mask_and(&part, arrival->wanted);
 	part = left_of(&part, arrival->place);
 	for (uint32_t first = 0; (run = iswf_mask_run(&part, &first)) != 0; first += run) {
-		const char *bytes = from + (size_t)(first - at) * ISWF_PAGE_BYTES;
-		int code = iswf_copy_run(arrival->place, first, first + run, bytes);
+		const char *at = from + (size_t)(first - arrival->first) * ISWF_PAGE_BYTES;
+		int code = iswf_copy_run(arrival->place, first, first + run, at);
 
-		know_run(arrival, first, first + run, bytes);
+		know_run(arrival, first, first + run, at);
 		arrival->refused = code != 0;
 		if (code != 0)
 			return code;

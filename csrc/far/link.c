@@ -23,7 +23,6 @@
 #define HELLO_MS_MAX 5000 /* a process that has nothing far yet waits no longer for an answer */
 #define TICK_NS      50000000
 #define WAKE_NS      1000000
-#define PART_PAGES   128u /* of a large read: smaller ones cost more wake-ups than they gain */
 
 /* Under `lock`, which is a leaf. */
 static struct {
@@ -389,59 +388,32 @@ void *iswf_link_main(void *arg)
 
 /* ------------------------------------------------------------------- requests */
 
-/* One request, and the slot of which ring it is in. */
-struct asked {
-	enum iswf_op op;
-	uint32_t block, first, pages;
-	uint32_t slot, epoch;
-	struct iswf_ring *ring;
-};
-
-/* Lock held: a free slot of that kind, or ISWF_NONE. */
-static uint32_t free_slot(uint32_t kind)
+/* A slot of that kind, with the ring it is in: its number, or ISWF_NONE at the link's end. */
+static uint32_t take_slot(uint32_t kind, uint32_t *epoch_out)
 {
 	uint32_t from = iswf_first_slot(kind), end = from + iswf_slots(kind);
 
-	for (uint32_t i = from; L->ring != NULL && i < end; i++)
-		if (!L->used[i])
+	for (;;) {
+		if (L->gone)
+			return ISWF_NONE;
+		for (uint32_t i = from; L->ring != NULL && i < end; i++) {
+			if (L->used[i])
+				continue;
+			L->used[i] = true;
+			L->users++;
+			*epoch_out = L->epoch;
 			return i;
-	return ISWF_NONE;
-}
-
-static uint32_t kind_of(const struct asked *asked)
-{
-	return asked->op == ISWF_WRITE ? ISWF_KIND_WRITE : ISWF_KIND_READ;
-}
-
-/* Waits for a slot, if it may. False: there is none; where it waits, at the link's end. */
-static bool take_slot(struct asked *asked, bool waits)
-{
-	uint32_t slot;
-
-	pthread_mutex_lock(&L->lock);
-	while ((slot = free_slot(kind_of(asked))) == ISWF_NONE && waits && !L->gone)
+		}
 		pthread_cond_wait(&L->slot_free, &L->lock);
-	if (slot != ISWF_NONE && !L->gone) {
-		L->used[slot] = true;
-		L->users++;
-		asked->slot = slot;
-		asked->epoch = L->epoch;
-		asked->ring = L->ring;
-	} else {
-		slot = ISWF_NONE;
 	}
-	pthread_mutex_unlock(&L->lock);
-	return slot != ISWF_NONE;
 }
 
-static void give_slot(const struct asked *asked)
+static void give_slot(uint32_t slot, uint32_t epoch)
 {
-	pthread_mutex_lock(&L->lock);
-	if (L->epoch == asked->epoch)
-		L->used[asked->slot] = false;
+	if (L->epoch == epoch)
+		L->used[slot] = false;
 	L->users--;
 	pthread_cond_broadcast(&L->slot_free);
-	pthread_mutex_unlock(&L->lock);
 }
 
 static void ring_bell(int bell)
@@ -449,26 +421,6 @@ static void ring_bell(int bell)
 	const uint64_t one = 1;
 
 	(void)!write(bell, &one, sizeof(one));
-}
-
-/* bytes: of a write. False: see take_slot(). */
-static bool post(struct asked *asked, const char *bytes, bool waits)
-{
-	struct iswf_slot *slot;
-
-	if (!take_slot(asked, waits))
-		return false;
-	slot = &asked->ring->slots[asked->slot];
-	slot->op = asked->op;
-	slot->block = asked->block;
-	slot->first = asked->first;
-	slot->pages = asked->pages;
-	if (asked->op == ISWF_WRITE)
-		memcpy(iswf_bytes(asked->ring, asked->slot), bytes,
-		       (size_t)asked->pages * ISWF_PAGE_BYTES);
-	atomic_store_explicit(&slot->state, ISWF_ASKED, memory_order_release);
-	ring_bell(L->bell[kind_of(asked)]); /* it is not closed while we are a user */
-	return true;
 }
 
 static bool is_of_now(uint32_t epoch)
@@ -495,74 +447,45 @@ static bool wait_for_answer(struct iswf_slot *slot, uint32_t epoch)
 	return true;
 }
 
-/* Waits, and gives up the slot. False: the device's process died, and it is to be asked again. */
-static bool finish(const struct asked *asked, iswf_taker *take, void *ctx, int *code_out)
+int iswf_link_ask(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages, char *bytes,
+		  int (*take)(void *ctx, const char *from), void *ctx)
 {
-	struct iswf_slot *slot = &asked->ring->slots[asked->slot];
-	bool answered = wait_for_answer(slot, asked->epoch);
+	uint32_t kind = op == ISWF_WRITE ? ISWF_KIND_WRITE : ISWF_KIND_READ;
+	bool answered = false;
+	int code = -EPIPE;
 
-	if (answered) {
-		*code_out = slot->result;
-		if (*code_out == 0 && take != NULL)
-			*code_out = take(ctx, asked->first, asked->pages,
-					 iswf_bytes(asked->ring, asked->slot));
-		atomic_store_explicit(&slot->state, ISWF_FREE, memory_order_release);
-	}
-	give_slot(asked);
-	return answered;
-}
+	pthread_mutex_lock(&L->lock);
+	while (!answered) {
+		uint32_t epoch, number = take_slot(kind, &epoch);
+		struct iswf_slot *slot;
+		char *data;
+		int bell;
 
-static int ask_one(struct asked *asked, const char *bytes, iswf_taker *take, void *ctx)
-{
-	int code;
+		if (number == ISWF_NONE)
+			break;
+		slot = &L->ring->slots[number];
+		data = iswf_bytes(L->ring, number);
+		bell = L->bell[kind];
+		pthread_mutex_unlock(&L->lock);
 
-	do
-		if (!post(asked, bytes, true))
-			return -EPIPE;
-	while (!finish(asked, take, ctx, &code));
-	return code;
-}
-
-/*
- * A large read in parts, one taken while the next ones are on their way: as many as there are free
- * slots, and one. After an error nothing more is taken.
- */
-static int ask_parts(const struct asked *all, iswf_taker *take, void *ctx)
-{
-	struct asked parts[ISWF_BLOCK_PAGES / PART_PAGES];
-	uint32_t count = all->pages / PART_PAGES, posted = 0, done = 0;
-	int code = 0;
-
-	for (uint32_t i = 0; i < count; i++) {
-		parts[i] = *all;
-		parts[i].first = all->first + i * PART_PAGES;
-		parts[i].pages = i + 1 < count ? PART_PAGES : all->pages - i * PART_PAGES;
-	}
-	while (done < count) {
-		int answer;
-
-		while (code == 0 && posted < count && post(&parts[posted], NULL, posted == done))
-			posted++;
-		if (posted == done)
-			return code != 0 ? code : -EPIPE;
-		if (finish(&parts[done], code == 0 ? take : NULL, ctx, &answer)) {
-			done++;
-			code = code != 0 ? code : answer;
-			continue;
+		slot->op = op;
+		slot->block = block;
+		slot->first = first;
+		slot->pages = pages;
+		if (op == ISWF_WRITE)
+			memcpy(data, bytes, (size_t)pages * ISWF_PAGE_BYTES);
+		atomic_store_explicit(&slot->state, ISWF_ASKED, memory_order_release);
+		ring_bell(bell);
+		answered = wait_for_answer(slot, epoch);
+		if (answered) {
+			code = slot->result;
+			if (code == 0 && take != NULL)
+				code = take(ctx, data);
+			atomic_store_explicit(&slot->state, ISWF_FREE, memory_order_release);
 		}
-		for (uint32_t i = done + 1; i < posted; i++)
-			give_slot(&parts[i]);
-		posted = done;
+		pthread_mutex_lock(&L->lock);
+		give_slot(number, epoch);
 	}
+	pthread_mutex_unlock(&L->lock);
 	return code;
-}
-
-int iswf_link_ask(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages,
-		  const char *bytes, iswf_taker *take, void *ctx)
-{
-	struct asked asked = {.op = op, .block = block, .first = first, .pages = pages};
-
-	if (op == ISWF_READ && pages >= 2 * PART_PAGES)
-		return ask_parts(&asked, take, ctx);
-	return ask_one(&asked, bytes, take, ctx);
 }

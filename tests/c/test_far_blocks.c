@@ -497,7 +497,8 @@ static int device_write(uint32_t block, uint32_t first, uint32_t pages, const ch
 	return fails ? -EIO : 0;
 }
 
-static int device_read(uint32_t block, uint32_t first, uint32_t pages, iswf_taker *take, void *ctx)
+static int device_read(uint32_t block, uint32_t first, uint32_t pages,
+		       int (*take)(void *ctx, const char *from), void *ctx)
 {
 	static char slots[DEPTH + 1][ISWF_BLOCK_BYTES]; /* as in a ring: each request has its own */
 	char *ring = slots[depth];
@@ -513,17 +514,7 @@ static int device_read(uint32_t block, uint32_t first, uint32_t pages, iswf_take
 	}
 	busy_block = block;
 	meanwhile();
-	for (uint32_t at = 0, part; at < pages; at += part) {
-		int code;
-
-		part = calm ? pages : 1 + below(pages - at);
-		code = take(ctx, first + at, part, ring + (size_t)at * ISWF_PAGE_BYTES);
-		if (code != 0)
-			return code;
-		if (!calm && below(50) == 0)
-			return -EIO; /* of the next part */
-	}
-	return 0;
+	return take(ctx, ring);
 }
 
 /* Copies may be lost at any time; what is far then is lost, and what is known is not. */
@@ -539,8 +530,8 @@ static int device_confirm(uint32_t block, uint32_t first, uint32_t pages)
 	return calm || below(20) != 0 ? 0 : -EIO;
 }
 
-static int fake_ask(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages,
-		    const char *bytes, iswf_taker *take, void *ctx)
+static int fake_ask(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages, char *bytes,
+		    int (*take)(void *ctx, const char *from), void *ctx)
 {
 	meanwhile();
 	if (op == ISWF_WRITE)
