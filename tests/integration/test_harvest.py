@@ -282,7 +282,7 @@ async def test_a_newcomer_gets_its_share_of_a_full_pool() -> None:
         ("fd00:0:0:1::1", "fd00:0:0:2::{:x}", POOL // 2),
         ("10.0.0.66", "10.0.0.66", POOL),
         ("10.0.0.66", "::ffff:10.0.0.66", POOL),
-        ("", "127.0.0.{}", POOL),
+        ("127.0.0.1", "127.0.0.{}", POOL),
     ],
     ids=["IPv4", "IPv6", "same address", "mapped", "loopback"],
 )
