@@ -37,10 +37,10 @@
  *  F12 What held a program's pages is given back to the kernel before it is used for others.
  *  F13 Whatever an operation answers, masks say afterwards where each page is: also of pages that
  *      the kernel has moved and not counted (memory.c).
- *  F15 A page that the device has, too, leaves unsent when its bytes are those that came, by a
- * keyed hash, and the device confirms that it has them now. F16 The slot of the shadow is untouched
- * from the first byte sent to the answer. F23 A device without room is no error: the block goes
- * home, and eviction rests for a while.
+ *  F15 A page that the device has, too, leaves unsent when it is as it came, by a keyed hash,
+ *      and the device confirms that it has it now.
+ *  F16 The slot of the shadow is untouched from the first byte sent to the answer.
+ *  F23 A device without room is no error: the block goes home, and eviction rests for a while.
  */
 #ifndef ISWF_AGENT_H
 #define ISWF_AGENT_H
@@ -181,8 +181,7 @@ struct iswf_agent {
 	atomic_uint blocks_count; /* falls once, at the end: see iswf_retire() */
 	uint32_t blocks_used;     /* what lies behind was never given to the program */
 	struct iswf_block *blocks;
-	struct iswf_digest *digests; /* of known pages: one for each page of so many blocks */
-	uint32_t digests_blocks;
+	struct iswf_digest *digests; /* of known pages: one for each page of the arena */
 	struct iswf_queue queues[ISWF_QUEUES];
 	uint32_t shadow_free[ISWF_SHADOW_SLOTS], shadow_free_count;
 	uint32_t cradle_free[ISWF_CRADLE_SLOTS], cradle_free_count;

@@ -547,6 +547,8 @@ static void retire_unused(void)
 
 void iswf_retire(void)
 {
+	if (A->shadow_free_count == ISWF_SHADOW_SLOTS) /* nobody is about to send */
+		iswf_end_digests();
 	retire_unused();
 	while (extents_count > 0) {
 		struct extent last = extents[--extents_count];
@@ -554,8 +556,6 @@ void iswf_retire(void)
 		(void)in_blocks(last.first, last.first + last.pages, lose);
 		(void)ask_kernel(last.first, last.first + last.pages, -1);
 	}
-	if (A->shadow_free_count == ISWF_SHADOW_SLOTS) /* nobody is about to send */
-		iswf_end_digests();
 	retire_slots(A->shadow, ISWF_SHADOW_SLOTS, &A->shadow_free_count);
 	while (A->ready_count > 0)
 		A->cradle_free[A->cradle_free_count++] = A->ready[--A->ready_count];

@@ -74,9 +74,9 @@ void iswf_know(uint32_t block, uint32_t page, const char *bytes);
 struct iswf_mask iswf_as_they_came(uint32_t block, const struct iswf_mask *known);
 /* The device has all of them now. */
 bool iswf_are_confirmed(uint32_t block, const struct iswf_mask *pages);
-/* No page of the block is known any more. */
+/* From now on no page of the block is known. */
 void iswf_forget_digests(uint32_t block);
-/* Nothing leaves or comes any more: who locks all memory would lock that, too. */
+/* From now on nothing leaves or comes; a program that locks all memory would lock them. */
 void iswf_end_digests(void);
 
 /* ahead.c: the block came whole, for a fault; the next one in its row may be wished for. */

@@ -112,13 +112,10 @@ static bool is_alone(const struct iswf_block *b)
 	return !iswf_mask_any(&b->home) && !iswf_mask_any(&b->aside) && !iswf_mask_any(&b->hole);
 }
 
-/* Lock held, claimed: these are home now, and of these some as the device has them. */
-static void came_home(struct iswf_block *b, const struct iswf_mask *pages,
-		      const struct iswf_mask *known)
+/* Lock held, claimed: these are home now. */
+static void came_home(struct iswf_block *b, const struct iswf_mask *pages)
 {
 	iswf_mask_add(&b->home, pages);
-	if (known != NULL)
-		iswf_mask_add(&b->known, known);
 	iswf_mask_take(&b->far, pages);
 	iswf_held_more(iswf_mask_count(pages));
 }
@@ -136,7 +133,8 @@ static bool fault_whole(struct iswf_block *b, uint32_t block)
 	pthread_mutex_lock(&A->lock);
 	iswf_cradle_give(cradle);
 	far = iswf_mask_and(&far, &came);
-	came_home(b, &came, &far);
+	iswf_mask_add(&b->known, &far);
+	came_home(b, &came);
 	return iswf_mask_any(&came);
 }
 
@@ -169,7 +167,8 @@ static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 	pthread_mutex_lock(&A->lock);
 	b->wanted |= iswf_mask_any(&place.met);
 	iswf_mask_add(&place.placed, &place.met); /* what is there is newer */
-	came_home(b, &place.placed, &place.known);
+	iswf_mask_add(&b->known, &place.known);
+	came_home(b, &place.placed);
 	iswf_count(&A->count.small_fetches, 1);
 }
 
@@ -205,7 +204,7 @@ static void fill_whole(struct iswf_block *b, uint32_t block)
 	iswf_cradle_give(cradle);
 	came = iswf_mask_range(0, (uint32_t)(moved / ISWF_PAGE_BYTES));
 	b->filled = moved != 0 && !b->looked && A->tables_go;
-	came_home(b, &came, NULL);
+	came_home(b, &came);
 }
 
 /* Lock held, claimed: a page that nothing has. */
@@ -230,7 +229,7 @@ static void fault_empty(struct iswf_block *b, uint32_t block, uint32_t page)
 	pthread_mutex_lock(&A->lock);
 	/* A page that is there is not ours to move: its discard may be under way. */
 	b->unsure |= iswf_mask_any(&place.met);
-	came_home(b, &place.placed, NULL);
+	came_home(b, &place.placed);
 	iswf_count(&A->count.pages_filled, iswf_mask_count(&place.placed));
 }
 

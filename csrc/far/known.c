@@ -46,8 +46,8 @@ bool iswf_are_confirmed(uint32_t block, const struct iswf_mask *pages)
 
 void iswf_end_digests(void)
 {
-	iswf_real()->munmap(A->digests,
-			    (size_t)A->digests_blocks * ISWF_BLOCK_PAGES * sizeof(*A->digests));
+	iswf_real()->munmap(A->digests, (size_t)atomic_load(&A->blocks_count) * ISWF_BLOCK_PAGES *
+						sizeof(*A->digests));
 	A->digests = NULL;
 }
 

@@ -480,25 +480,23 @@ int iswf_memory_init(uint32_t blocks)
 	size_t cradle_bytes = (size_t)ISWF_CRADLE_SLOTS * ISWF_BLOCK_BYTES;
 	size_t blocks_bytes = blocks * sizeof(*A->blocks);
 	size_t digests_bytes = (size_t)blocks * ISWF_BLOCK_PAGES * sizeof(*A->digests);
-	char *arena, *shadow;
-
 	/* First, so that they are not beside the arena: a program may write beyond its memory. */
-	A->blocks = make_table(blocks_bytes);
-	A->digests = make_table(digests_bytes);
-	A->digests_blocks = blocks;
-	arena = reserve(arena_bytes);
-	shadow = reserve(shadow_bytes + cradle_bytes);
-	if (arena == NULL || shadow == NULL || A->blocks == NULL || A->digests == NULL ||
+	void *table = make_table(blocks_bytes), *digests = make_table(digests_bytes);
+	char *arena = reserve(arena_bytes), *shadow = reserve(shadow_bytes + cradle_bytes);
+
+	if (arena == NULL || shadow == NULL || table == NULL || digests == NULL ||
 	    iswf_digest_init() != 0 || watch(arena, arena_bytes) != 0 ||
 	    watch(shadow, shadow_bytes) != 0) {
 		unreserve(arena, arena_bytes);
 		unreserve(shadow, shadow_bytes + cradle_bytes);
-		end_table(A->blocks, blocks_bytes);
-		end_table(A->digests, digests_bytes);
+		end_table(table, blocks_bytes);
+		end_table(digests, digests_bytes);
 		return -ENOMEM;
 	}
 	A->shadow = shadow;
 	A->cradle = shadow + shadow_bytes;
+	A->blocks = table;
+	A->digests = digests;
 	for (uint32_t i = 0; i < ISWF_SHADOW_SLOTS; i++)
 		A->shadow_free[A->shadow_free_count++] = ISWF_SHADOW_SLOTS - 1 - i;
 	for (uint32_t i = 0; i < ISWF_CRADLE_SLOTS; i++)

@@ -94,7 +94,7 @@ def _addresses(*hosts: str) -> tuple[socket.AddressFamily, list[bytes]]:
 
 
 def _said(answer: bytes) -> int | None:
-    """A socket that its owner has closed has no inode any more, and its user reads as root."""
+    """A socket that its owner has closed has no inode, and its user reads as root."""
     if len(answer) < _HEADER.size + _ANSWER.size:
         return None
     if _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:

@@ -7,7 +7,7 @@ kill for lack of memory), the time is `daemon.lease_grace_s`. It has the rights 
 at its start: root's home is unmounted, that of another user is emptied.
 
 A signal that ends the daemon may reach this process too (`pkill -f "infiniswap daemon"`, the end of
-a session), so it ignores the usual ones: it ends by itself after the grace period.
+a session), so it ignores the usual ones. It ends by itself after the grace period.
 """
 
 from __future__ import annotations

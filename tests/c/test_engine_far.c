@@ -28,20 +28,25 @@ static void answered(struct iswi_req *req, int error)
 	asked->error = error;
 }
 
-static void ask(struct world *w, struct asked *asked, enum iswi_req_op op, uint32_t page,
-		uint32_t flags)
+static struct asked asked_of(enum iswi_req_op op, uint32_t page, uint32_t pages, uint32_t flags)
 {
-	*asked = (struct asked){
+	return (struct asked){
 		.req =
 			{
 				.op = op,
 				.flags = flags,
 				.offset = page * ISW_PAGE_BYTES,
-				.length = ISW_PAGE_BYTES,
+				.length = pages * ISW_PAGE_BYTES,
 				.data = data,
 				.done = answered,
 			},
 	};
+}
+
+static void ask(struct world *w, struct asked *asked, enum iswi_req_op op, uint32_t page,
+		uint32_t flags)
+{
+	*asked = asked_of(op, page, 1, flags);
 	iswi_engine_submit(w->e, &asked->req);
 }
 
@@ -305,16 +310,7 @@ WORLD_TEST(a_lost_page_is_told_from_a_failed_read,
 
 static int confirm(struct world *w, uint32_t page, uint32_t pages)
 {
-	struct asked asked = {
-		.req =
-			{
-				.op = ISWI_CONFIRM,
-				.flags = ISWI_REQ_FAR,
-				.offset = page * ISW_PAGE_BYTES,
-				.length = (uint64_t)pages * ISW_PAGE_BYTES,
-				.done = answered,
-			},
-	};
+	struct asked asked = asked_of(ISWI_CONFIRM, page, pages, ISWI_REQ_FAR);
 
 	iswi_engine_submit(w->e, &asked.req);
 	CHECK_EQ(asked.answers, 1); /* it never waits */
@@ -382,19 +378,9 @@ static void read_opened(struct world *w, uint32_t page, unsigned char byte)
 {
 	static unsigned char opened[ISW_PAGE_BYTES];
 	unsigned char expected[ISW_PAGE_BYTES];
-	struct asked asked = {
-		.req =
-			{
-				.op = ISWI_READ,
-				.flags = ISWI_REQ_FAR,
-				.offset = page * ISW_PAGE_BYTES,
-				.length = ISW_PAGE_BYTES,
-				.data = data,
-				.opened = opened,
-				.done = answered,
-			},
-	};
+	struct asked asked = asked_of(ISWI_READ, page, 1, ISWI_REQ_FAR);
 
+	asked.req.opened = opened;
 	memset(data, 0, sizeof(data));
 	memset(opened, 99, sizeof(opened));
 	memset(expected, byte, sizeof(expected));
@@ -402,12 +388,6 @@ static void read_opened(struct world *w, uint32_t page, unsigned char byte)
 	settle(w);
 	CHECK(asked.answers == 1 && asked.error == 0);
 	CHECK(memcmp(opened, expected, sizeof(opened)) == 0);
-}
-
-static void answered_at_once(struct iswi_req *req, int error)
-{
-	(void)req;
-	CHECK_EQ(error, 0);
 }
 
 static struct {
@@ -431,22 +411,16 @@ static void fault_of_others(int signal)
 WORLD_TEST(nobody_waits_for_a_clients_memory_with_a_lock, FAR_WORLD)
 {
 	uint32_t page = PAGES - SLAB_PAGES;
-	struct asked asked;
+	struct asked asked, read = asked_of(ISWI_READ, page, 1, ISWI_REQ_FAR);
 
 	others.shard = iswi_shard_of(w->e, page);
 	others.memory = mmap(NULL, ISW_PAGE_BYTES, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(others.memory != MAP_FAILED);
 	CHECK(signal(SIGSEGV, fault_of_others) != SIG_ERR);
 	put_one(w, &asked, page, ISWI_REQ_FAR);
-	iswi_engine_submit(w->e, &(struct iswi_req){
-					 .op = ISWI_READ,
-					 .flags = ISWI_REQ_FAR,
-					 .offset = page * ISW_PAGE_BYTES,
-					 .length = ISW_PAGE_BYTES,
-					 .data = data,
-					 .opened = others.memory,
-					 .done = answered_at_once,
-				 });
+	read.req.opened = others.memory;
+	iswi_engine_submit(w->e, &read.req);
+	CHECK(read.answers == 1 && read.error == 0);
 	CHECK_EQ(others.faults, 1);
 	CHECK_EQ(others.locked, 0);
 	settle(w);

@@ -16,6 +16,7 @@ from infiniswap.device.control.listing import local_devices
 from infiniswap.device.spec import rundir
 from infiniswap.donor import home as homes
 from infiniswap.errors import InfiniswapError
+from infiniswap.remedies import REMEDIES
 from infiniswap.system import service_units
 from infiniswap.system.backup import check_backup
 from infiniswap.system.files import is_held
@@ -23,36 +24,6 @@ from infiniswap.system.surroundings.in_force import NAME as STARTER
 from infiniswap.units import MIB, format_size_short
 
 _FREE_SHARE_MIN: Final = 0.05
-
-_ALARMS: Final = (
-    (" refuses writes: ", "df -h; dmesg | tail (free that disk; writes are retried)"),
-    ("from the backup with other bytes", "dmesg | tail (the disk returns wrong data: replace it)"),
-    (
-        "was given up",
-        "infiniswap status (see that donor's log; the device tries it again on its own)",
-    ),
-    (
-        "gets no further slabs",
-        "infiniswap status (test that host's memory, and the network to it; use a backup)",
-    ),
-    ("neither a donor nor a backup", "infiniswap status (start more donors, or raise their pool)"),
-    (
-        ", as there is no backup",
-        "end the programs that use it, then: infiniswap device remove {name}",
-    ),
-    ("front end has ended", "infiniswap device restart {name}"),
-    ("was detached by somebody else", "infiniswap device restart {name}"),
-    (
-        "programs wait for their far memory",
-        "infiniswap device restart {name} (or end those programs; the device keeps trying)",
-    ),
-    (
-        "swap area was taken out of use",
-        "swapon --discard /dev/infiniswap/{name} (or: infiniswap device stop {name})",
-    ),
-    ("connections are not complete", "dmesg | grep nbd (the device connects again on its own)"),
-)
-"""Words of an alarm (infiniswap.device.slabs.alarms) and what to do about it."""
 
 
 def backup(config: Config) -> Iterator[Finding]:
@@ -123,7 +94,7 @@ def devices(config: Config) -> Iterator[Finding]:
 
 
 def _mend(name: str, alarms: str) -> str:
-    steps = [step.format(name=name) for words, step in _ALARMS if words in alarms]
+    steps = [r.for_device.format(name=name) for r in REMEDIES if r.words in alarms]
     return "; ".join(steps) or f"infiniswap device show {name}"
 
 

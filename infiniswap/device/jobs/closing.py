@@ -15,6 +15,7 @@ from typing import Final
 from infiniswap.device.jobs import compressed, heaps
 from infiniswap.device.jobs.summary import WHY, Summary
 from infiniswap.documents import page
+from infiniswap.remedies import REMEDIES
 from infiniswap.units import PAGE_BYTES, counted, format_size_short
 
 _DISK_SHARE: Final = 0.1
@@ -25,22 +26,6 @@ _ROOM_TIME_SHARE: Final = 0.1
 
 _ROOM_SHARE: Final = 0.5
 """A job that never used more of --local than this is told so."""
-
-REMEDIES: Final = (
-    (
-        " refuses writes: ",
-        "Free space on the disk of the backup (df -h, dmesg), or name another place with --backup",
-    ),
-    (
-        "from the backup with other bytes",
-        "The disk of the backup returns wrong data (dmesg): name another place with --backup",
-    ),
-    ("was given up", "See that donor's log (infiniswap status)"),
-    ("gets no further slabs", "Test that host's memory, and the network to it"),
-    ("neither a donor nor a backup", "Start more donors, or raise their pool (infiniswap status)"),
-    (", as there is no backup", "Run it again with a backup (leave out --backup none)"),
-)
-"""Words of an alarm (infiniswap.device.slabs.alarms) and what to do about it for the next run."""
 
 _BACK: Final = {
     "fork": "fork",
@@ -284,7 +269,8 @@ def _other_areas(s: Summary) -> str:
 def _remedies(alarms: Iterable[str]) -> str:
     """What to do about alarms, without a full stop: `infiniswap doctor` sees no device of a run
     that has ended."""
-    steps = [step for words, step in REMEDIES if any(words in alarm for alarm in alarms)]
+    found = (r for r in REMEDIES if any(r.words in alarm for alarm in alarms))
+    steps = [r.for_next_run for r in found if r.for_next_run]
     return ". ".join(dict.fromkeys(steps)) or "See the donors (infiniswap status) and dmesg"
 
 

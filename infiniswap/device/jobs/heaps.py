@@ -62,9 +62,9 @@ OpenJDK 17 42 %, and a quarter of larger limits. That of .NET takes 75 %, as its
 this was not measured."""
 
 _PAGED_MAX: Final = 0.5
-"""Of the limit: a job that paged out more than that and has no telling exit code was not held back
-by its heap. Node.js has memory beside the heap and pages it out before the heap is full: 58 MiB
-with a limit of 200 MiB, and more than half of one of 128 MiB."""
+"""A job without a telling exit code that paged out more than this share of the limit was not held
+back by its heap. Node.js has memory beside the heap and pages it out before the heap is full: 58
+MiB with a limit of 200 MiB, and more than half of one of 128 MiB."""
 
 
 class MemoryOptions:

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 class Alarms(dict[str, str]):
     """Sentences by a name that only the code knows. The code that raises one removes it.
 
-    `infiniswap doctor` knows their words and has the remedy (infiniswap.cli.findings_cluster).
+    infiniswap.remedies knows their words and has the remedy.
     """
 
     def sound(self, name: str, sentence: str, event: events.Event, *, donor: object = "") -> None:
