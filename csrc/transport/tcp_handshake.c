@@ -59,7 +59,7 @@ static int wait_for(int fd, short events, uint64_t deadline_ns)
 static int dial_one(const struct addrinfo *address, uint64_t deadline_ns, int *fd_out)
 {
 	socklen_t length = sizeof(int);
-	int fd, err, one = 1;
+	int fd, err;
 
 	fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
@@ -77,7 +77,7 @@ static int dial_one(const struct addrinfo *address, uint64_t deadline_ns, int *f
 		if (err < 0)
 			goto err_close;
 	}
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	iswi_page_socket_tune(fd);
 	*fd_out = fd;
 	return 0;
 

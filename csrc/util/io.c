@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "util/util.h"
 
-#define FLOCK_TICK_MS 5u
-
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <string.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+#define FLOCK_TICK_MS 5u
+#define CA_NAME_BYTES 16u /* TCP_CA_NAME_MAX of linux/tcp.h, which netinet/tcp.h excludes */
 
 int iswi_read_full(int fd, void *data, size_t bytes)
 {
@@ -39,4 +44,27 @@ int iswi_flock_wait(int fd, uint32_t wait_ms_max)
 			return -errno;
 		nanosleep(&tick, NULL);
 	}
+}
+
+/* CUBIC is the kernel's default; an ordinary user may always have Reno. */
+static void leave_bbr(int fd)
+{
+	static const char *const others[] = {"cubic", "reno"};
+	char name[CA_NAME_BYTES] = "";
+	socklen_t bytes = sizeof(name);
+
+	if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &bytes) != 0 ||
+	    strncmp(name, "bbr", 3) != 0)
+		return;
+	for (size_t i = 0; i < ISWI_ARRAY_LEN(others); i++)
+		if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, others[i], strlen(others[i])) == 0)
+			return;
+}
+
+void iswi_page_socket_tune(int fd)
+{
+	const int on = 1;
+
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	leave_bbr(fd);
 }

@@ -62,6 +62,13 @@ void iswi_crc32c_pages(const void *data, uint32_t pages, uint32_t *crc_out);
 
 /* Whole buffer or nothing: 0, or -errno, or -ENODATA at the end of the stream. */
 int iswi_read_full(int fd, void *data, size_t bytes);
+/*
+ * A connection that carries pages: what is small leaves at once, and the sender is not paced by an
+ * estimate of the path. BBR makes one, too low for requests with pauses between them: a read of
+ * 2 MiB over loopback takes 1.0 ms, or from time to time 2.3 (docs/benchmarks.md, What was tried).
+ * Best effort; on a Unix socket it does nothing.
+ */
+void iswi_page_socket_tune(int fd);
 /* Tries to get a lock that a killed process may still hold; 0, or -EWOULDBLOCK, or -errno. */
 int iswi_flock_wait(int fd, uint32_t wait_ms_max);
 
