@@ -37,8 +37,8 @@
  *  F12 What held a program's pages is given back to the kernel before it is used for others.
  *  F13 Whatever an operation answers, masks say afterwards where each page is: also of pages that
  *      the kernel has moved and not counted (memory.c).
- *  F15 A page that the device has, too, leaves unsent when it is as it came, by a keyed hash,
- *      and the device confirms that it has it now.
+ *  F15 A page that the device has, too, leaves unsent when it is as it left before, by a keyed
+ *      hash, and the device confirms that it has it now.
  *  F16 The slot of the shadow is untouched from the first byte sent to the answer.
  *  F23 A device without room is no error: the block goes home, and eviction rests for a while.
  */
@@ -101,7 +101,7 @@ enum iswf_request { ISWF_MALLOC, ISWF_CALLOC, ISWF_MAPPING };
 struct iswf_block {
 	struct iswf_mask home, aside, far, live;
 	struct iswf_mask hole; /* the kernel's: unmapped, or something else is mapped there */
-	/* Of home and aside: the device has it as it came, of which there is a digest. */
+	/* Of home, aside and far: the device has it, and there is a digest of what it has. */
 	struct iswf_mask known;
 	uint32_t prev, next;
 	uint32_t slot;               /* of the shadow, + 1; 0: none */

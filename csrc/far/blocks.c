@@ -201,13 +201,14 @@ void iswf_sort(uint32_t block)
 		b->queued_ms = now_ms();
 }
 
-/* F15: what is nowhere now, or far, may come again as other bytes. */
+/* F15: what is nowhere now begins anew, as other bytes. */
 static void keep_known(struct iswf_block *b)
 {
-	struct iswf_mask here = b->home;
+	struct iswf_mask somewhere = b->home;
 
-	iswf_mask_add(&here, &b->aside);
-	b->known = iswf_mask_and(&b->known, &here);
+	iswf_mask_add(&somewhere, &b->aside);
+	iswf_mask_add(&somewhere, &b->far);
+	b->known = iswf_mask_and(&b->known, &somewhere);
 }
 
 /* Drops the lock for the wake-up. */

@@ -44,9 +44,8 @@ struct iswf_place {
 	char *to;   /* where the block's first page goes */
 	bool moved; /* not to the arena: the program has moved the range */
 	struct iswf_mask placed;
-	struct iswf_mask known; /* of these: as the device has them, with a digest */
-	struct iswf_mask met;   /* there was a page */
-	struct iswf_mask gone;  /* there was no mapping of ours */
+	struct iswf_mask met;  /* there was a page */
+	struct iswf_mask gone; /* there was no mapping of ours */
 };
 
 /* fetch.c: claimed, without the lock. */
@@ -68,15 +67,16 @@ struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, c
 				  char *to);
 
 /* known.c: claimed, without the lock. */
-/* Page `page` of the block came with these bytes. */
-void iswf_know(uint32_t block, uint32_t page, const char *bytes);
-/* Which of the known pages, which are aside and there, are as they came. */
-struct iswf_mask iswf_as_they_came(uint32_t block, const struct iswf_mask *known);
+/* These pages, which are aside and there, are about to leave as they are. */
+void iswf_know(uint32_t block, const struct iswf_mask *pages);
+/* Which of the known pages, which are aside and there, are as they left before. */
+struct iswf_mask iswf_as_they_left(uint32_t block, const struct iswf_mask *known);
 /* The device has all of them now. */
 bool iswf_are_confirmed(uint32_t block, const struct iswf_mask *pages);
-/* From now on no page of the block is known. */
+/* Lock held: the block is empty, so no page of it is known. */
 void iswf_forget_digests(uint32_t block);
-/* From now on nothing leaves or comes; a program that locks all memory would lock them. */
+/* Lock held: from now on nothing leaves or comes. A program that locks all memory would lock them.
+ */
 void iswf_end_digests(void);
 
 /* ahead.c: the block came whole, for a fault; the next one in its row may be wished for. */

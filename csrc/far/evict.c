@@ -212,7 +212,7 @@ static void bridge(struct iswf_mask *dirty, struct iswf_mask *clean)
 
 /*
  * F15. Of the pages, which are aside, sends what the device has not. Those of zeros are taken out
- * of *pages, and what was sent, or was to be, out of *known. Returns what the device has then.
+ * of *pages. Returns what the device has then, and what of it is known in *known.
  */
 static struct iswf_mask send_changed(uint32_t block, struct iswf_mask *pages,
 				     struct iswf_mask *known, int *code_out)
@@ -220,7 +220,7 @@ static struct iswf_mask send_changed(uint32_t block, struct iswf_mask *pages,
 	struct iswf_mask clean = iswf_mask_and(pages, known), dirty, sent;
 
 	fill_holes(block, pages);
-	clean = iswf_as_they_came(block, &clean);
+	clean = iswf_as_they_left(block, &clean);
 	dirty = iswf_mask_without(pages, &clean);
 	dirty = without_zeros(block, &dirty);
 	*pages = dirty;
@@ -231,7 +231,9 @@ static struct iswf_mask send_changed(uint32_t block, struct iswf_mask *pages,
 		clean = iswf_mask_range(0, 0);
 	}
 	iswf_mask_take(known, &dirty);
+	iswf_know(block, &dirty);
 	sent = send_runs(block, &dirty, code_out);
+	iswf_mask_add(known, &sent);
 	iswf_count(&A->count.pages_out, iswf_mask_count(&sent));
 	iswf_mask_add(&sent, &clean);
 	return sent;
@@ -251,20 +253,11 @@ static void sent_aside(struct iswf_block *b, const struct iswf_mask *sent,
 	iswf_held_more((int64_t)iswf_mask_count(home) + iswf_mask_count(still) - before);
 }
 
-/* Claimed: whether a page that is not aside is known. */
-static bool stays_known(const struct iswf_block *b, const struct iswf_mask *known)
-{
-	struct iswf_mask rest = iswf_mask_without(known, &b->aside);
-
-	return iswf_mask_any(&rest);
-}
-
 bool iswf_send(void)
 {
 	struct iswf_mask live, known, sent, rest, home = {{0}};
 	struct iswf_block *b;
 	uint32_t block;
-	bool was_known;
 	int code = 0;
 
 	pthread_mutex_lock(&A->lock);
@@ -276,7 +269,6 @@ bool iswf_send(void)
 	b = &A->blocks[block];
 	live = iswf_mask_and(&b->aside, &b->live);
 	known = b->known;
-	was_known = iswf_mask_any(&known);
 	pthread_mutex_unlock(&A->lock);
 
 	sent = send_changed(block, &live, &known, &code);
@@ -285,8 +277,6 @@ bool iswf_send(void)
 		home = iswf_put_back(block, &rest);
 	iswf_mask_take(&rest, &home);
 	clear_slot(block, &rest);
-	if (was_known && !stays_known(b, &known))
-		iswf_forget_digests(block);
 
 	pthread_mutex_lock(&A->lock);
 	if (code != 0) {
@@ -308,6 +298,8 @@ bool iswf_drop(void)
 
 	pthread_mutex_lock(&A->lock);
 	block = iswf_claim_first(ISWF_Q_DROP);
+	if (block != ISWF_NONE)
+		iswf_forget_digests(block);
 	pthread_mutex_unlock(&A->lock);
 	if (block == ISWF_NONE)
 		return false;

@@ -133,7 +133,6 @@ static bool fault_whole(struct iswf_block *b, uint32_t block)
 	pthread_mutex_lock(&A->lock);
 	iswf_cradle_give(cradle);
 	far = iswf_mask_and(&far, &came);
-	iswf_mask_add(&b->known, &far);
 	came_home(b, &came);
 	return iswf_mask_any(&came);
 }
@@ -167,7 +166,6 @@ static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 	pthread_mutex_lock(&A->lock);
 	b->wanted |= iswf_mask_any(&place.met);
 	iswf_mask_add(&place.placed, &place.met); /* what is there is newer */
-	iswf_mask_add(&b->known, &place.known);
 	came_home(b, &place.placed);
 	iswf_count(&A->count.small_fetches, 1);
 }

@@ -110,31 +110,6 @@ struct arrival {
 	bool refused; /* by the kernel, for an event */
 };
 
-/* All of the block, as it came: the wanted pages are known, the others are not needed. */
-static void take_whole(const struct arrival *arrival, const char *from)
-{
-	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++) {
-		size_t at = (size_t)page * ISWF_PAGE_BYTES;
-
-		memcpy(arrival->cradle + at, from + at, ISWF_PAGE_BYTES);
-		if (iswf_has(arrival->wanted, page))
-			iswf_know(arrival->block, page, arrival->cradle + at);
-	}
-}
-
-/* What of these was placed is known. */
-static void know_run(const struct arrival *arrival, uint32_t first, uint32_t end, const char *from)
-{
-	struct iswf_place *place = arrival->place;
-
-	for (uint32_t page = first; !place->moved && page < end; page++) {
-		if (!iswf_has(&place->placed, page))
-			continue;
-		iswf_know(arrival->block, page, from + (size_t)(page - first) * ISWF_PAGE_BYTES);
-		iswf_set(&place->known, page);
-	}
-}
-
 /* Takes what came into the ring, while the slot is ours. */
 static int take_arrival(void *ctx, const char *from)
 {
@@ -143,7 +118,7 @@ static int take_arrival(void *ctx, const char *from)
 	uint32_t run;
 
 	if (arrival->cradle != NULL) {
-		take_whole(arrival, from);
+		memcpy(arrival->cradle, from, ISWF_BLOCK_BYTES);
 		return 0;
 	}
 	part = iswf_mask_range(arrival->first, arrival->first + arrival->pages);
@@ -153,7 +128,6 @@ static int take_arrival(void *ctx, const char *from)
 		const char *at = from + (size_t)(first - arrival->first) * ISWF_PAGE_BYTES;
 		int code = iswf_copy_run(arrival->place, first, first + run, at);
 
-		know_run(arrival, first, first + run, at);
 		arrival->refused = code != 0;
 		if (code != 0)
 			return code;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pages at home that the device has, too: whether it has the same bytes, and whether it still does.
+/*
+ * Pages at home that the device has, too: whether it has the same bytes, and whether it still does.
+ * The digest is made when a page leaves, since nobody waits for that; it holds when the page comes
+ * back, as a page is opened with its seal.
  */
 #include <sys/mman.h>
 
@@ -13,24 +16,32 @@ static struct iswf_digest *digests_of(uint32_t block)
 	return A->digests + (size_t)block * ISWF_BLOCK_PAGES;
 }
 
-void iswf_know(uint32_t block, uint32_t page, const char *bytes)
+static struct iswf_digest digest_aside(uint32_t block, uint32_t page)
 {
-	digests_of(block)[page] = A->ops->digest(bytes);
+	return A->ops->digest(iswf_shadow_of(&A->blocks[block]) + (size_t)page * ISWF_PAGE_BYTES);
 }
 
-struct iswf_mask iswf_as_they_came(uint32_t block, const struct iswf_mask *known)
+void iswf_know(uint32_t block, const struct iswf_mask *pages)
 {
-	const struct iswf_digest *came = digests_of(block);
-	char *shadow = iswf_shadow_of(&A->blocks[block]);
+	struct iswf_digest *left = digests_of(block);
+	uint32_t run;
+
+	for (uint32_t first = 0; (run = iswf_mask_run(pages, &first)) != 0; first += run)
+		for (uint32_t page = first; page < first + run; page++)
+			left[page] = digest_aside(block, page);
+}
+
+struct iswf_mask iswf_as_they_left(uint32_t block, const struct iswf_mask *known)
+{
+	const struct iswf_digest *left = digests_of(block);
 	struct iswf_mask same = {{0}};
 	uint32_t run;
 
 	for (uint32_t first = 0; (run = iswf_mask_run(known, &first)) != 0; first += run)
 		for (uint32_t page = first; page < first + run; page++) {
-			struct iswf_digest now =
-				A->ops->digest(shadow + (size_t)page * ISWF_PAGE_BYTES);
+			struct iswf_digest now = digest_aside(block, page);
 
-			if (now.low == came[page].low && now.high == came[page].high)
+			if (now.low == left[page].low && now.high == left[page].high)
 				iswf_set(&same, page);
 		}
 	return same;
@@ -53,6 +64,8 @@ void iswf_end_digests(void)
 
 void iswf_forget_digests(uint32_t block)
 {
+	if (A->digests == NULL)
+		return;
 	(void)iswf_real()->madvise(digests_of(block), ISWF_BLOCK_PAGES * sizeof(*A->digests),
 				   MADV_DONTNEED);
 }

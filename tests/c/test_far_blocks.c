@@ -963,7 +963,7 @@ static void check_page(const struct iswf_block *b, uint32_t block, uint32_t page
 	CHECK(home + aside + far <= 1);
 	CHECK(!aside || b->slot != 0);
 	/* F15: the device has what the digest is of. */
-	CHECK(!iswf_has(&b->known, page) || ((home || aside) && device[block].placed &&
+	CHECK(!iswf_has(&b->known, page) || ((home || aside || far) && device[block].placed &&
 					     device[block].value[page] == A->digests[number].low));
 	if (events_count != 0 || model[number].changes)
 		return;
