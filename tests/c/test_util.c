@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Latency buckets, errors, whole reads, threads, and libraries that are loaded. */
+/* Latency buckets, errors, whole reads, sockets, threads, and libraries that are loaded. */
 #define _GNU_SOURCE 1
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -90,6 +93,31 @@ TEST(test_thread)
 	CHECK(strcmp(name, "a-name-that-is-") == 0);
 	pthread_sigmask(SIG_SETMASK, NULL, &mine);
 	CHECK(!sigismember(&mine, SIGTERM));
+}
+
+/* How a socket that was of this congestion control is paced once it carries pages; "": not here. */
+static const char *congestion_after(const char *before)
+{
+	static char name[16];
+	socklen_t bytes = sizeof(name);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	CHECK(fd >= 0);
+	name[0] = '\0';
+	if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, before, (socklen_t)strlen(before)) == 0) {
+		iswi_page_socket_tune(fd);
+		CHECK_EQ(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &bytes), 0);
+	}
+	close(fd);
+	return name;
+}
+
+TEST(pages_are_not_paced_by_an_estimate)
+{
+	const char *after = congestion_after("bbr");
+
+	CHECK(strcmp(after, "") == 0 || strcmp(after, "cubic") == 0 || strcmp(after, "reno") == 0);
+	CHECK(strcmp(congestion_after("reno"), "reno") == 0);
 }
 
 TEST(test_functions_of_a_library)

@@ -7,10 +7,12 @@ limit in force, and nothing swaps. The programs must write the same bytes as wit
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,30 @@ redis-cli -s socket debug digest
 redis-cli -s socket save
 redis-cli -s socket shutdown nosave
 wait
+"""
+
+PASSED = """
+cd "$1"
+shift
+"$@" >said 2>&1
+code=$?
+tail -n 1 said | sed 's/ in [0-9].*//'
+exit $code
+"""
+
+FUNCTION = """
+static long f{i}(long *a, long n) {{
+  long s = {i};
+  for (long k = 0; k < n; k++) {{
+    switch (a[k] & 7) {{
+    case 0: s += a[k] * {i}; break;
+    case 1: s ^= a[k] << (k & 3); break;
+    case 2: s -= n / (k + 1); break;
+    default: a[k] = s + a[(k + {i}) % n];
+    }}
+  }}
+  return s;
+}}
 """
 
 _FAR = re.compile(r"^far: (\d+) MiB out, \d+ MiB in$", re.MULTILINE)
@@ -135,3 +161,32 @@ def test_redis_with_another_allocator(tmp_path: Path) -> None:
             words = ("set", f"key{number}", f"{number:08d}" * 200)
             file.write(f"*{len(words)}\r\n" + "".join(f"${len(w)}\r\n{w}\r\n" for w in words))
     check_same(["sh", "-c", REDIS, "sh", str(tmp_path)], far_mib=16)
+
+
+@pytest.mark.full
+@pytest.mark.requires_tool("gcc")
+def test_gcc_compiles_a_large_file(tmp_path: Path) -> None:
+    """Its garbage collector maps and unmaps its own pages."""
+    source = tmp_path / "large.c"
+    calls = "".join(f"  s += f{i}(a, n);\n" for i in range(2000))
+    source.write_text(
+        "".join(FUNCTION.format(i=i) for i in range(2000))
+        + f"long all(long *a, long n) {{\n  long s = 0;\n{calls}  return s;\n}}\n"
+    )
+    check_same(["gcc", "-O2", "-S", "-o", "-", str(source)], far_mib=16)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("library", "modules"),
+    [
+        ("numpy", ["numpy.lib.tests"]),
+        ("pandas", ["pandas.tests.reshape.merge"]),
+    ],
+)
+def test_own_tests_of(tmp_path: Path, library: str, modules: list[str]) -> None:
+    """As many pass as without the agent."""
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"needs {library}, as `make .venv/.stamp-bench-apps` installs it")
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
+    check_same(["sh", "-c", PASSED, "sh", str(tmp_path), *program, "--pyargs", *modules])

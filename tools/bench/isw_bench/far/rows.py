@@ -105,10 +105,14 @@ def _stalls(name: str, key: str) -> tuple[Line, ...]:
     )
 
 
-def _fits(job: AppJob) -> tuple[Row, ...]:
-    """The agent is there and has nothing to do, or as good as nothing."""
+def _fits(job: AppJob, must: float) -> tuple[Row, ...]:
+    """The agent is there and has nothing to do, or as good as nothing.
+
+    Args:
+        must: of the second row.
+    """
     slower = Line(
-        "time with far memory", "s", "elapsed_s", FAR, DISK, "lower", at_most(1.02), at_most(1.05),
+        "time with far memory", "s", "elapsed_s", FAR, DISK, "lower", at_most(1.02), at_most(must),
         their_name="the same limit with swap",
     )  # fmt: skip
     return (
@@ -129,11 +133,11 @@ ROWS: Final = (
          _slower(rival=OURS)), True,
     ),
     Row("numpy", jobs.NUMPY, 50, TODAY, (_faster(2.0, 1.6), _THAN_RUN, _slower()), True),
-    Row("duckdb-lifted", jobs.DUCKDB, 50, TODAY, (_faster(2.0, 1.6), _THAN_RUN, _slower()), True),
+    Row("duckdb-lifted", jobs.DUCKDB, 50, TODAY, (_faster(2.0, 1.39), _THAN_RUN, _slower()), True),
     *(
         Row(f"duckdb-as-it-comes-{share}", jobs.DUCKDB_BY_ITSELF, share, TODAY,
-            (_faster(1.0, 0.9), _THAN_RUN, _slower()), True)
-        for share in (50, 67)
+            (_faster(1.0, must), _THAN_RUN, _slower()), True)
+        for share, must in ((50, 0.59), (67, 0.68))
     ),
     Row(
         "in-order", jobs.IN_ORDER, 25, LOSSY,
@@ -180,9 +184,13 @@ ROWS: Final = (
             ("first fork and exec", "first_fork"), ("fork and exec", "fork"),
         )),
     ),
-    *_fits(jobs.PANDAS), *_fits(jobs.DUCKDB),
+    *_fits(jobs.PANDAS, 1.05), *_fits(jobs.DUCKDB, 1.33),
 )  # fmt: skip
-"""In the order of every round, rows of the same job side by side where that costs nothing."""
+"""In the order of every round, rows of the same job side by side where that costs nothing.
+
+What DuckDB must reach is what a prototype without any guard reaches, with a copy and a wake-up of
+another process more each way (docs/benchmarks.md, What was tried).
+"""
 
 
 def chosen(names: Sequence[str]) -> list[Row]:
