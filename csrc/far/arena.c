@@ -547,6 +547,9 @@ static void retire_unused(void)
 
 void iswf_retire(void)
 {
+	if (A->retired) /* others may have mapped something where the arena was */
+		return;
+	A->retired = true;
 	if (A->shadow_free_count == ISWF_SHADOW_SLOTS) /* nobody is about to send */
 		iswf_end_digests();
 	retire_unused();

@@ -73,7 +73,7 @@ void iswf_know(uint32_t block, const struct iswf_mask *pages);
 struct iswf_mask iswf_as_they_left(uint32_t block, const struct iswf_mask *known);
 /* The device has all of them now. */
 bool iswf_are_confirmed(uint32_t block, const struct iswf_mask *pages);
-/* Lock held: the block is empty, so no page of it is known. */
+/* Lock held: no page of the block is known. */
 void iswf_forget_digests(uint32_t block);
 /* Lock held: from now on nothing leaves or comes. A program that locks all memory would lock them.
  */

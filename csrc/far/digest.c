@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The digest by which it is known that a page is as it came: NH of 64-bit words (Black, Halevi,
+ * The digest by which it is known that a page is as it left: NH of 64-bit words (Black, Halevi,
  * Krawczyk, Krovetz, Rogaway: UMAC, Fast and Secure Message Authentication, CRYPTO 1999). Of two
  * different pages, whoever chose them without the key, 128 bits are equal with a chance of 2^-64.
  * It reads a page in about the time that a copy of it takes.

@@ -286,6 +286,8 @@ bool iswf_send(void)
 	iswf_count(&A->count.blocks_out, 1);
 	b->known = known;
 	sent_aside(b, &sent, &home, &rest);
+	if (!b->placed) /* so no drop will */
+		iswf_forget_digests(block);
 	iswf_release(block);
 	pthread_mutex_unlock(&A->lock);
 	return !iswf_mask_any(&rest);

@@ -132,7 +132,6 @@ static bool fault_whole(struct iswf_block *b, uint32_t block)
 	came = iswf_fetch_whole(block, &far, cradle, iswf_at(block));
 	pthread_mutex_lock(&A->lock);
 	iswf_cradle_give(cradle);
-	far = iswf_mask_and(&far, &came);
 	came_home(b, &came);
 	return iswf_mask_any(&came);
 }

@@ -64,6 +64,7 @@ static int dial_one(const struct addrinfo *address, uint64_t deadline_ns, int *f
 	fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return -errno;
+	iswi_page_socket_tune(fd);
 	if (connect(fd, address->ai_addr, address->ai_addrlen) < 0) {
 		err = -errno;
 		if (err != -EINPROGRESS)
@@ -77,7 +78,6 @@ static int dial_one(const struct addrinfo *address, uint64_t deadline_ns, int *f
 		if (err < 0)
 			goto err_close;
 	}
-	iswi_page_socket_tune(fd);
 	*fd_out = fd;
 	return 0;
 

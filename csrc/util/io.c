@@ -46,7 +46,7 @@ int iswi_flock_wait(int fd, uint32_t wait_ms_max)
 	}
 }
 
-/* CUBIC is the kernel's default; an ordinary user may always have Reno. */
+/* CUBIC is the kernel's default; Reno is always built in. */
 static void leave_bbr(int fd)
 {
 	static const char *const others[] = {"cubic", "reno"};

@@ -65,8 +65,8 @@ int iswi_read_full(int fd, void *data, size_t bytes);
 /*
  * A connection that carries pages: what is small leaves at once, and the sender is not paced by an
  * estimate of the path. BBR makes one, which suits streams: a block of far memory takes 1.1 times
- * as long with it over loopback (docs/benchmarks.md, What was tried). Best effort; on a Unix socket
- * it does nothing.
+ * as long with it over loopback (docs/benchmarks.md, What was tried). Before it is connected, or
+ * listens: what BBR has begun with stays paced. Best effort; on a Unix socket it does nothing.
  */
 void iswi_page_socket_tune(int fd);
 /* Tries to get a lock that a killed process may still hold; 0, or -EWOULDBLOCK, or -errno. */

@@ -148,7 +148,6 @@ static void set_options(struct iswi_nbd_server *server, int fd)
 	const int probes = KEEPALIVE_PROBES;
 
 	iswi_nbd_set_timeout(fd, SO_SNDTIMEO, (uint64_t)server->config.send_ms_max * 1000000u);
-	iswi_page_socket_tune(fd);
 	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
 	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));

@@ -137,6 +137,7 @@ static int bind_to(const struct addrinfo *address)
 	if (fd < 0)
 		return -errno;
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	iswi_page_socket_tune(fd); /* those that are accepted inherit it */
 	if (address->ai_family == AF_INET6) {
 		const int only = takes_ipv6_only(address);
 

@@ -39,6 +39,7 @@
 #define PAGE     4096u
 #define MIB      (1u << 20)
 #define BYTES    (32u * MIB)
+#define BEHIND   (512u * MIB) /* the agent has addresses there, and none was used */
 #define JOB_FD   600
 #define UFFD_FD  601
 #define NOBODY   65534u
@@ -652,6 +653,21 @@ static int case_locks_all(void)
 	return 0;
 }
 
+/* What others have mapped since where the arena was is theirs. */
+static int case_locks_all_again(void)
+{
+	unsigned char *at = away(BYTES, 24), *behind = at + BEHIND, *mapped;
+
+	CHECK_EQ(mlockall(MCL_CURRENT | MCL_LATE), 0);
+	mapped = mmap(behind, MIB, PROT_READ | PROT_WRITE,
+		      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	CHECK(mapped == behind);
+	fill(behind, MIB, 25);
+	CHECK_EQ(mlockall(MCL_CURRENT | MCL_LATE), 0);
+	CHECK(holds(behind, MIB, 25) && holds(at, BYTES, 24));
+	return 0;
+}
+
 static int case_few_addresses(void)
 {
 	limit(RLIMIT_AS, (rlim_t)4096 * MIB);
@@ -772,6 +788,7 @@ int main(int argc, char **argv)
 		{"sandbox", case_sandbox},
 		{"in-sandbox", case_in_sandbox},
 		{"locks-all", case_locks_all},
+		{"locks-all-again", case_locks_all_again},
 		{"few-addresses", case_few_addresses},
 		{"little-data", case_little_data},
 		{"many-addresses", case_many_addresses},

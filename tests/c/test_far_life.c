@@ -204,6 +204,7 @@ static void limits_refuse(void)
 	has_none("unset", ISWF_OFF_NONE);
 	has_agent_until("sandbox");
 	has_agent_until("locks-all");
+	has_agent_until("locks-all-again");
 }
 
 static void a_device_that_cannot_serve(void)

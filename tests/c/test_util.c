@@ -117,7 +117,8 @@ TEST(pages_are_not_paced_by_an_estimate)
 	const char *after = congestion_after("bbr");
 
 	CHECK(strcmp(after, "") == 0 || strcmp(after, "cubic") == 0 || strcmp(after, "reno") == 0);
-	CHECK(strcmp(congestion_after("reno"), "reno") == 0);
+	after = congestion_after("reno");
+	CHECK(strcmp(after, "") == 0 || strcmp(after, "reno") == 0);
 }
 
 TEST(test_functions_of_a_library)

@@ -77,6 +77,7 @@ shift
 "$@" >said 2>&1
 code=$?
 tail -n 1 said | sed 's/ in [0-9].*//'
+[ $code -eq 0 ] || tail -n 30 said >&2
 exit $code
 """
 
@@ -188,5 +189,7 @@ def test_own_tests_of(tmp_path: Path, library: str, modules: list[str]) -> None:
     """As many pass as without the agent."""
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"needs {library}, as `make .venv/.stamp-bench-apps` installs it")
-    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
-    check_same(["sh", "-c", PASSED, "sh", str(tmp_path), *program, "--pyargs", *modules])
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:warnings"]
+    options = ["-c", os.devnull, "--pyargs", *modules]
+    alone = ["env", "-u", "PYTEST_ADDOPTS", *program, *options]
+    check_same(["sh", "-c", PASSED, "sh", str(tmp_path), *alone])

@@ -106,7 +106,7 @@ def _stalls(name: str, key: str) -> tuple[Line, ...]:
 
 
 def _fits(job: AppJob, must: float) -> tuple[Row, ...]:
-    """The agent is there and has nothing to do, or as good as nothing.
+    """The agent is there and has nothing to do, or hardly anything.
 
     Args:
         must: of the second row.
