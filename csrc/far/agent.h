@@ -197,7 +197,7 @@ struct iswf_agent {
 	uint64_t full_until_ns; /* the device had no room: no eviction until then */
 	bool resting;           /* nothing leaves and nothing is taken */
 	bool ended;             /* and all is home */
-	bool retired;           /* and what is not needed any more is unmapped, or about to be */
+	bool retired;           /* and iswf_retire() has begun to unmap the agent's ranges */
 	bool tables_go;         /* the kernel gives up a table of pages with its last page */
 	uint32_t parked;        /* threads that evict and have nothing to do */
 	atomic_uint forks;      /* under way: likewise until they are done; seq_cst */

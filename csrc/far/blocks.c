@@ -201,7 +201,7 @@ void iswf_sort(uint32_t block)
 		b->queued_ms = now_ms();
 }
 
-/* F15: what is nowhere now begins anew, as other bytes. */
+/* F15: the device's bytes of a page that is nowhere are not the page's next bytes. */
 static void keep_known(struct iswf_block *b)
 {
 	struct iswf_mask somewhere = b->home;

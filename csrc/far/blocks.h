@@ -67,10 +67,9 @@ struct iswf_mask iswf_fetch_whole(uint32_t block, const struct iswf_mask *far, c
 				  char *to);
 
 /* known.c: claimed, without the lock. */
-/* These pages, which are aside and there, are about to leave as they are. */
-void iswf_know(uint32_t block, const struct iswf_mask *pages);
-/* Which of the known pages, which are aside and there, are as they left before. */
-struct iswf_mask iswf_as_they_left(uint32_t block, const struct iswf_mask *known);
+/* Notes the digests of these pages, which are aside and there. Returns those that have not changed.
+ */
+struct iswf_mask iswf_know(uint32_t block, const struct iswf_mask *pages);
 /* The device has all of them now. */
 bool iswf_are_confirmed(uint32_t block, const struct iswf_mask *pages);
 /* Lock held: no page of the block is known. */

@@ -217,10 +217,11 @@ static void bridge(struct iswf_mask *dirty, struct iswf_mask *clean)
 static struct iswf_mask send_changed(uint32_t block, struct iswf_mask *pages,
 				     struct iswf_mask *known, int *code_out)
 {
-	struct iswf_mask clean = iswf_mask_and(pages, known), dirty, sent;
+	struct iswf_mask clean, dirty, sent;
 
 	fill_holes(block, pages);
-	clean = iswf_as_they_left(block, &clean);
+	clean = iswf_know(block, pages);
+	clean = iswf_mask_and(&clean, known);
 	dirty = iswf_mask_without(pages, &clean);
 	dirty = without_zeros(block, &dirty);
 	*pages = dirty;
@@ -231,7 +232,6 @@ static struct iswf_mask send_changed(uint32_t block, struct iswf_mask *pages,
 		clean = iswf_mask_range(0, 0);
 	}
 	iswf_mask_take(known, &dirty);
-	iswf_know(block, &dirty);
 	sent = send_runs(block, &dirty, code_out);
 	iswf_mask_add(known, &sent);
 	iswf_count(&A->count.pages_out, iswf_mask_count(&sent));

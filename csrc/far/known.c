@@ -16,33 +16,21 @@ static struct iswf_digest *digests_of(uint32_t block)
 	return A->digests + (size_t)block * ISWF_BLOCK_PAGES;
 }
 
-static struct iswf_digest digest_aside(uint32_t block, uint32_t page)
+struct iswf_mask iswf_know(uint32_t block, const struct iswf_mask *pages)
 {
-	return A->ops->digest(iswf_shadow_of(&A->blocks[block]) + (size_t)page * ISWF_PAGE_BYTES);
-}
-
-void iswf_know(uint32_t block, const struct iswf_mask *pages)
-{
+	const char *shadow = iswf_shadow_of(&A->blocks[block]);
 	struct iswf_digest *left = digests_of(block);
-	uint32_t run;
-
-	for (uint32_t first = 0; (run = iswf_mask_run(pages, &first)) != 0; first += run)
-		for (uint32_t page = first; page < first + run; page++)
-			left[page] = digest_aside(block, page);
-}
-
-struct iswf_mask iswf_as_they_left(uint32_t block, const struct iswf_mask *known)
-{
-	const struct iswf_digest *left = digests_of(block);
 	struct iswf_mask same = {{0}};
 	uint32_t run;
 
-	for (uint32_t first = 0; (run = iswf_mask_run(known, &first)) != 0; first += run)
+	for (uint32_t first = 0; (run = iswf_mask_run(pages, &first)) != 0; first += run)
 		for (uint32_t page = first; page < first + run; page++) {
-			struct iswf_digest now = digest_aside(block, page);
+			struct iswf_digest now =
+				A->ops->digest(shadow + (size_t)page * ISWF_PAGE_BYTES);
 
 			if (now.low == left[page].low && now.high == left[page].high)
 				iswf_set(&same, page);
+			left[page] = now;
 		}
 	return same;
 }

@@ -186,7 +186,7 @@ def test_gcc_compiles_a_large_file(tmp_path: Path) -> None:
     ],
 )
 def test_own_tests_of(tmp_path: Path, library: str, modules: list[str]) -> None:
-    """As many pass as without the agent."""
+    """The library's own tests pass in the same number with and without the agent."""
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"needs {library}, as `make .venv/.stamp-bench-apps` installs it")
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:warnings"]
