@@ -110,7 +110,7 @@ def test_the_launcher_reports_how_a_job_ended_and_its_last_line(
     tmp_path: Path, script: str, code: int, said: str
 ) -> None:
     report = tmp_path / "report.json"
-    argv = [sys.executable, str(jobs.LAUNCH), str(report), sys.executable, "-c", script]
+    argv = [sys.executable, str(jobs.LAUNCH), str(report), "0.0", sys.executable, "-c", script]
     done = subprocess.run(argv, timeout=60, check=False, capture_output=True)
     assert done.returncode == (1 if code else 0)
     told = json.loads(report.read_text())

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python launch.py REPORT COMMAND...`: runs a job and reports what it took.
+"""`python launch.py REPORT PAUSE_S COMMAND...`: runs a job and reports what it took.
 
 Every rival starts its jobs with this, inside the job's cgroup, so that all are timed alike, from
 the start of the program until the kernel has taken it away. It imports little, as it counts
-against the job's limit. The last line that the command prints goes into the report.
+against the job's limit. The job starts after the pause. The last line that the command prints goes
+into the report.
 """
 
 import json
@@ -12,8 +13,9 @@ import sys
 import time
 
 
-def main(report: str, command: list[str]) -> int:
+def main(report: str, pause_s: float, command: list[str]) -> int:
     """Runs the command; returns its exit code."""
+    time.sleep(pause_s)
     reading, writing = os.pipe()
     start_s = time.monotonic()
     pid = os.posix_spawnp(
@@ -47,4 +49,4 @@ def main(report: str, command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1], float(sys.argv[2]), sys.argv[3:]))
