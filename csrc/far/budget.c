@@ -2,8 +2,9 @@
 /*
  * How much of the job's memory may be at home: the least that the limits of its cgroup and of that
  * one's ancestors leave beside everything else there, page tables and locked memory among it. Page
- * cache is not counted, since the kernel takes it first; when the job's files are read again and
- * again for that, or memory that it has swapped out comes back, more is left to the kernel.
+ * cache is not counted, since the kernel takes it first; while more of the job's files are read
+ * again for that (or of what the kernel has swapped out) than comes back from far, more is left to
+ * the kernel, and less while it is the other way round.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -25,7 +26,7 @@
 #define MARGIN_BYTES     (8ll << 20) /* what others may take between two looks */
 #define BUDGET_PAGES_MIN (4 * (int64_t)ISWF_BLOCK_PAGES)
 #define NO_LIMIT         (1ll << 60) /* and above: bytes */
-#define REFAULTS_MAX     64u         /* pages in FILES_NS: files are read again */
+#define AGAIN_MAX        64u         /* pages in FILES_NS that come back: too few to tell */
 #define FILES_NS         50000000ull
 #define FILES_STEP_BYTES (4ll << 20)
 #define FILES_BACK_BYTES (256ll << 10)
@@ -66,7 +67,7 @@ static struct {
 	uint32_t levels_count;
 	atomic_uint_fast64_t looked_ns;
 	int64_t left_bytes;
-	uint64_t files_looked_ns, disturbed_ns, refaults_last;
+	uint64_t files_looked_ns, disturbed_ns, refaults_last, fetched_last; /* pages */
 } budget = {.refaults_last = REFAULTS_UNKNOWN};
 
 #define B (&budget)
@@ -200,23 +201,40 @@ static uint64_t refaults_in(const char *stat)
 	return sum;
 }
 
-/* Leaves the kernel more while what it has taken is used again, and slowly less afterwards. */
+static void leave_kernel(int64_t more_bytes, int64_t most_bytes)
+{
+	B->left_bytes += more_bytes;
+	if (B->left_bytes > most_bytes)
+		B->left_bytes = most_bytes;
+	if (B->left_bytes < 0)
+		B->left_bytes = 0;
+}
+
+/*
+ * A page that comes back costs about the same from the kernel as from far, so each has too little
+ * while more comes back from it than from the other. Where neither does, the kernel needs less.
+ */
 static void look_at_refaults(uint64_t refaults, int64_t limit, uint64_t now)
 {
 	int64_t most =
 		limit / FILES_SHARE < FILES_BYTES_MAX ? limit / FILES_SHARE : FILES_BYTES_MAX;
+	uint64_t fetched = atomic_load(&A->count.pages_in), again, came;
 
 	if (now - B->files_looked_ns < FILES_NS)
 		return;
 	B->files_looked_ns = now;
-	if (B->refaults_last != REFAULTS_UNKNOWN && refaults - B->refaults_last > REFAULTS_MAX) {
-		B->disturbed_ns = now;
-		if (B->left_bytes < most)
-			B->left_bytes += FILES_STEP_BYTES;
-	} else if (now - B->disturbed_ns > FILES_CALM_NS && B->left_bytes >= FILES_BACK_BYTES) {
-		B->left_bytes -= FILES_BACK_BYTES;
-	}
+	again = B->refaults_last == REFAULTS_UNKNOWN ? 0 : refaults - B->refaults_last;
+	came = fetched - B->fetched_last;
 	B->refaults_last = refaults;
+	B->fetched_last = fetched;
+	if (again > AGAIN_MAX || came > AGAIN_MAX)
+		B->disturbed_ns = now;
+	if (again > AGAIN_MAX && again > came)
+		leave_kernel(FILES_STEP_BYTES, most);
+	else if (came > AGAIN_MAX && came > again)
+		leave_kernel(-FILES_STEP_BYTES, most);
+	else if (now - B->disturbed_ns > FILES_CALM_NS)
+		leave_kernel(-FILES_BACK_BYTES, most);
 }
 
 /* The least of `least` and what this level leaves, in bytes; below 0: it has too much. */

@@ -147,6 +147,36 @@ TEST(refaults_leave_the_kernel_more)
 	iswf_budget_close();
 }
 
+/* The files are read again as ever, but more comes back from far: then that has too little. */
+TEST(what_comes_back_from_far_leaves_the_kernel_less)
+{
+	int64_t before, after = 0;
+
+	begin(64 * MIB, NONE, 20 * MIB, 0);
+	iswf_agent.held_pages = 0;
+	before = look();
+	for (uint32_t i = 0; i < 40; i++) {
+		refault(20 * MIB, 1000);
+		iswf_agent.count.pages_in += 999;
+		now_ns += CALM;
+		after = look();
+	}
+	CHECK_EQ(before - after, PAGES(16 * MIB));
+	for (uint32_t i = 1; i <= 4; i++) {
+		refault(20 * MIB, 1000);
+		iswf_agent.count.pages_in += 1001;
+		now_ns += CALM;
+		CHECK_EQ(look(), after + PAGES(i * 4 * MIB));
+	}
+	for (uint32_t i = 0; i < 40; i++) {
+		refault(20 * MIB, 0);
+		iswf_agent.count.pages_in += 1000;
+		now_ns += CALM;
+		CHECK_EQ(look(), before);
+	}
+	iswf_budget_close();
+}
+
 static void remove_files(const char *cgroup)
 {
 	static const char *const names[] = {"cgroup.procs", "memory.max", "memory.high",
