@@ -1315,6 +1315,31 @@ static void what_the_kernel_kept_does_not_go_with_a_table(void)
 	end_ranges();
 }
 
+/*
+ * A discard behind the agent whose page another thread touches before the kernel forgets it: at
+ * home, and not there. Who sends it would wait for itself.
+ */
+static void a_page_that_was_forgotten_late_leaves(void)
+{
+	begin_calm();
+	A->budget_pages = LARGE_PAGES;
+	take_block(ISWF_MALLOC);
+	change(299);
+	change(300);
+	CHECK(leave());
+	iswf_removed(page_at(&arena, 300), page_at(&arena, 301), false, NULL);
+	model[300].value = 0;
+	look(299);
+	look(300);
+	CHECK(arena.present[300]);
+	arena.present[300] = false;
+	CHECK(leave());
+	look(299);
+	look(300);
+	check_books();
+	end_ranges();
+}
+
 /* A fork, or mlock of something else in the block: what was freed there is no zeros. */
 static void what_is_handed_back_is_cleared_when_it_is_taken(void)
 {
@@ -1701,6 +1726,7 @@ int main(int argc, char **argv)
 	a_block_that_went_in_parts_comes_whole();
 	what_the_kernel_kept_does_not_go_with_a_table();
 	what_is_handed_back_is_cleared_when_it_is_taken();
+	a_page_that_was_forgotten_late_leaves();
 	what_leaves_before_it_is_cleared_is_zeros();
 	what_cannot_be_cleared_is_not_taken();
 	a_lost_page_is_not_the_next_ones();
