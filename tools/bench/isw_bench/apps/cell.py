@@ -183,8 +183,8 @@ def measure(
     try:
         with rivals.RIVALS[rival](bench) as ready:
             pause_s = 0.0 if place.is_tiny else _SETTLE_S
-            started = (LAUNCH.name, report, pause_s, *_command(bench, job, place, rival))
-            argv = ready.command(python(*started))
+            command = _command(bench, job, place, rival)
+            argv = ready.command(python(LAUNCH.name, report, pause_s, *command))
             environment = rivals.environment(bench, place.work)
             before = paged()
             with bench.running("job", argv, changes=environment) as child:
