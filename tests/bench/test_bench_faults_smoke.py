@@ -37,6 +37,7 @@ def test_comparison(runner: Runner, name: str) -> None:
     compare(runner, name)
 
 
+@pytest.mark.full
 def test_times(runner: Runner) -> None:
     compare(runner, "times")
 

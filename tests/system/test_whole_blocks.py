@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,11 +106,11 @@ def test_faults_are_told_with_process_and_address(runner: Runner) -> None:
 
 def test_a_run_ends_while_blocks_come_back(runner: Runner) -> None:
     job = Walker(runner)
-    attended(job)
+    attendant = job.attendant()
     assert job.process.stdin is not None
     job.process.stdin.write(b"\n" * 50)
     job.process.stdin.flush()
-    time.sleep(0.2)
+    until(lambda: mapped_by(attendant) > 20 * BLOCK_PAGES, "some blocks to come back")
     job.process.send_signal(signal.SIGTERM)
     job.process.communicate(timeout=WAIT_S)
     assert job.process.returncode == 128 + signal.SIGTERM
