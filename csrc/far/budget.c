@@ -227,14 +227,13 @@ static void look_at_refaults(uint64_t refaults, int64_t limit, uint64_t now)
 	came = fetched - B->fetched_last;
 	B->refaults_last = refaults;
 	B->fetched_last = fetched;
-	if (again > AGAIN_MAX || came > AGAIN_MAX)
+	if (again > AGAIN_MAX || came > AGAIN_MAX) {
 		B->disturbed_ns = now;
-	if (again > AGAIN_MAX && again > came)
-		leave_kernel(FILES_STEP_BYTES, most);
-	else if (came > AGAIN_MAX && came > again)
-		leave_kernel(-FILES_STEP_BYTES, most);
-	else if (now - B->disturbed_ns > FILES_CALM_NS)
+		if (again != came)
+			leave_kernel(again > came ? FILES_STEP_BYTES : -FILES_STEP_BYTES, most);
+	} else if (now - B->disturbed_ns > FILES_CALM_NS) {
 		leave_kernel(-FILES_BACK_BYTES, most);
+	}
 }
 
 /* The least of `least` and what this level leaves, in bytes; below 0: it has too much. */
