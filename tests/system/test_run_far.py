@@ -106,7 +106,8 @@ def test_forked_workers_see_all_that_was_far(runner: Runner) -> None:
 
 def test_the_agent_is_in_the_jobs_programs_alone(runner: Runner) -> None:
     """Not in `run`, nor in the device's processes."""
-    process = runner.popen("sh", "-c", "echo ready; exec sleep 1000", options=FAR, local=LOCAL)
+    waits = "import signal; print('ready', flush=True); signal.pause()"
+    process = runner.popen(sys.executable, "-c", waits, options=FAR, local=LOCAL)
     ready(process)
 
     def has_agent(pid: int) -> bool:

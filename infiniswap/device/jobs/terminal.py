@@ -77,6 +77,7 @@ class JobTerminal:
         self._has_keyboard = False
         self._saved: Attributes = []
         self._raw: Attributes = []
+        self._source: Attributes = []  # the user's, of which the job's terminal was given a copy
         self._given: Attributes = []
         self._to_job = self._to_terminal = b""
         self._turn = 0
@@ -222,7 +223,8 @@ class JobTerminal:
             if self._has_keyboard and is_set(self._terminal, self._raw):
                 return
             self._saved = termios.tcgetattr(self._terminal)
-            if termios.tcgetattr(self._primary) == self._given:  # the job has not set its own
+            # Setting it again as it is would undo what the job sets meanwhile.
+            if self._saved != self._source and self._is_as_given():
                 self._give(self._saved)
             self._raw = _made_raw(self._saved)
             self._order(Taken(self._saved, self._raw))
@@ -231,7 +233,11 @@ class JobTerminal:
 
     def _give(self, attributes: Attributes) -> None:
         termios.tcsetattr(self._primary, termios.TCSANOW, attributes)
-        self._given = termios.tcgetattr(self._primary)
+        self._source, self._given = attributes, termios.tcgetattr(self._primary)
+
+    def _is_as_given(self) -> bool:
+        """Whether the job has not set its own."""
+        return termios.tcgetattr(self._primary) == self._given
 
     def _release(self) -> None:
         """In the background the terminal is another program's, which has set it as it wants it. So
