@@ -29,6 +29,8 @@
 #define FILL_PAGES    16u
 /* A block of which this much is far comes back as a huge page. */
 #define WHOLE_PAGES_MIN 384u
+/* What comes as single pages anyway is bought by parts of this size: there each page costs. */
+#define PART_PAGES 64u
 
 #define A (&iswf_agent)
 
@@ -70,6 +72,23 @@ static void whole_window(struct iswf_block *b)
 	b->window_end = ISWF_BLOCK_PAGES;
 }
 
+/* The part around `page`, and what the window has chosen, which grows as before. */
+static struct iswf_mask choose_part(struct iswf_block *b, uint32_t block, uint32_t page)
+{
+	uint32_t first = page / PART_PAGES * PART_PAGES, end = first + PART_PAGES;
+	uint32_t window_first = b->window_end - b->window;
+
+	if (window_first < first)
+		first = window_first;
+	if (b->window_end > end)
+		end = b->window_end;
+	b->window = (uint16_t)(end - first);
+	b->window_end = (uint16_t)end;
+	if (b->window == ISWF_BLOCK_PAGES)
+		iswf_came_whole(block);
+	return iswf_mask_range(first, end);
+}
+
 /* A little behind what was fetched last, or before it. */
 static bool is_near(const struct iswf_block *b, uint32_t page)
 {
@@ -101,6 +120,8 @@ static bool is_bought(struct iswf_block *b, uint32_t page)
 	b->fetched_at = A->fetch_count;
 	if (b->rent != 0)
 		judge(since <= iswf_budget_blocks() / SOON_SHARE);
+	else if (b->window != 0) /* it came by parts: so does the rest */
+		return true;
 	else if (!are_scattered() && ++A->stays_count % SAMPLE_STAYS != 0)
 		return true;
 	b->rent += is_near(b, page) ? RENT_NEAR : 1;
@@ -141,8 +162,7 @@ static bool buy(struct iswf_block *b, uint32_t block)
 {
 	whole_window(b);
 	iswf_came_whole(block);
-	return is_alone(b) && iswf_mask_count(&b->far) >= WHOLE_PAGES_MIN && !b->tabled &&
-	       fault_whole(b, block);
+	return is_alone(b) && iswf_mask_count(&b->far) >= WHOLE_PAGES_MIN && fault_whole(b, block);
 }
 
 /* Lock held, claimed. */
@@ -154,9 +174,13 @@ static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 
 	wanted = choose_window(b, block, page);
 	if (bought || b->window >= ISWF_BLOCK_PAGES / 4) {
-		if (buy(b, block))
+		if (b->tabled) {
+			wanted = choose_part(b, block, page);
+		} else if (buy(b, block)) {
 			return;
-		wanted = iswf_mask_range(0, ISWF_BLOCK_PAGES);
+		} else {
+			wanted = iswf_mask_range(0, ISWF_BLOCK_PAGES);
+		}
 	}
 	wanted = iswf_mask_and(&wanted, &b->far);
 	iswf_need(iswf_mask_count(&wanted));
