@@ -29,6 +29,10 @@ def _is_simulation(program: str) -> bool:
     return program.endswith("_sim")
 
 
+_LONGEST = "c-test_far_job"
+"""Begun first, so that nobody waits for it alone in the end."""
+
+
 def _binary(build: str, program: str) -> Path:
     return _ROOT / "build" / build / "tests" / program
 
@@ -57,6 +61,7 @@ def programs(
         if isinstance(item, pytest.Function) and item.function is test_c_program
     ]
     jobs = background_jobs(items, lambda: tmp_path_factory.mktemp("program"))
+    jobs = dict(sorted(jobs.items(), key=lambda job: job[0] != _LONGEST))
     running = Background(jobs, low=False)
     yield running
     running.close()

@@ -229,6 +229,11 @@ PRINTING = (
     "--version",
     "device start --help",
 )
+ALWAYS = ("status --json", "device list", "service install --print", "--help")
+of_printing = pytest.mark.parametrize(
+    "line",
+    [pytest.param(line, marks=() if line in ALWAYS else pytest.mark.full) for line in PRINTING],
+)
 
 
 def arguments_of(line: str, config: str) -> list[str]:
@@ -238,7 +243,7 @@ def arguments_of(line: str, config: str) -> list[str]:
 
 
 @pytest.mark.requires_native
-@pytest.mark.parametrize("line", PRINTING)
+@of_printing
 def test_an_output_that_takes_nothing_is_one_sentence(config: str, line: str) -> None:
     with open("/dev/full", "wb") as full:
         done = infiniswap(*arguments_of(line, config), stdout=full)
@@ -248,7 +253,7 @@ def test_an_output_that_takes_nothing_is_one_sentence(config: str, line: str) ->
 
 
 @pytest.mark.requires_native
-@pytest.mark.parametrize("line", PRINTING)
+@of_printing
 def test_a_reader_that_has_gone_is_not_a_failure(config: str, line: str) -> None:
     expected = infiniswap(*arguments_of(line, config))
     ends = os.pipe()
@@ -260,7 +265,7 @@ def test_a_reader_that_has_gone_is_not_a_failure(config: str, line: str) -> None
 
 
 @pytest.mark.requires_native
-@pytest.mark.parametrize("line", PRINTING)
+@of_printing
 def test_streams_that_are_closed_change_nothing_else(config: str, line: str) -> None:
     arguments = arguments_of(line, config)
     expected = infiniswap(*arguments)

@@ -37,7 +37,7 @@ from infiniswap.units import MIB
 
 pytestmark = [pytest.mark.requires_native, pytest.mark.timeout(1500)]
 
-KILLS = 20 if FULL else 3
+KILLS = 20 if FULL else 2
 STAGING = 8 * MIB
 
 
@@ -317,7 +317,7 @@ def test_no_page_is_wrong_when_a_donor_dies_with_the_device(
     device, work = busy
     restart = donors_too(standing)
     restart_again_and_again(device, restart, 20 if FULL else 1)
-    kills = 20 if FULL else 2
+    kills = 20 if FULL else 1
     print("pauses in ms:", *kill_again_and_again(device, work, kills, restart))
     until(lambda: device.status["slabs"]["mapped"] > 0, "slabs on donors")
     assert device.status["stats"]["requests_failed"] == 0

@@ -181,7 +181,7 @@ def test_a_job_pages_to_the_areas_of_both_runs_and_one_that_ends_moves_what_othe
     runner.nothing_left()
 
 
-@pytest.mark.parametrize("first_ends_first", [True, False])
+@pytest.mark.parametrize("first_ends_first", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_an_area_with_pages_that_fit_nowhere_else_stays_until_their_run_ends(
     runner: Runner, first_ends_first: bool
 ) -> None:
@@ -431,7 +431,7 @@ def test_a_device_that_dies_ends_the_job_with_a_clear_message(runner: Runner) ->
     assert runner.leftovers() == []
 
 
-@pytest.mark.parametrize("name", ["run", "run-2"])
+@pytest.mark.parametrize("name", ["run", pytest.param("run-2", marks=pytest.mark.full)])
 def test_a_device_that_dies_ends_every_run_that_may_have_pages_there(
     runner: Runner, name: str
 ) -> None:

@@ -22,11 +22,12 @@ from simulation.three_slabs import SLABS, ThreeSlabs
 from simulation.world import SimulationError, World
 from support.machine.background import Background, Job
 from support.machine.ran import ran
+from support.machine.runmode import FULL
 
 # A daemon that is killed leaves calls behind that had not begun.
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 
-SEEDS = int(os.environ.get("INFINISWAP_TEST_SEEDS", "1000"))
+SEEDS = int(os.environ.get("INFINISWAP_TEST_SEEDS", "1000" if FULL else "400"))
 SEED = os.environ.get("INFINISWAP_TEST_SEED")
 PARTS = 8
 PART_S_MAX = 1200

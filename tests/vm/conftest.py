@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from support.machine.beside import is_beside
 from support.machine.elsewhere import pass_on
 from support.machine.guestrun import GuestRuns, parameters_of, put_together, remote
 from support.machine.runmode import FULL
@@ -33,6 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # Its bound holds in the guest; here the first one waits for a boot as well.
             item.add_marker(pytest.mark.timeout(0), append=False)
     put_together(items)
+    items.sort(key=lambda item: (is_beside(item), remote(item)))  # the rest runs meanwhile
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -30,6 +30,7 @@ from pathlib import Path
 
 import pytest
 
+from support.machine.beside import is_beside
 from support.machine.priority import LOWEST
 from support.machine.runmode import IN_GUEST
 
@@ -118,7 +119,7 @@ def background(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Background]:
     """The jobs of all tests of this session."""
-    items = request.session.items
+    items = [item for item in request.session.items if not is_beside(item)]  # that pytest has them
     marked = [item for item in items if isinstance(item, pytest.Function) and _is_marked(item)]
     jobs: dict[str, Job] = {}
     for module, own in groupby(marked, key=lambda item: item.module):

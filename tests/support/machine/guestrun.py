@@ -151,6 +151,7 @@ class GuestRuns:
         guest = self._guests.get(kind)
         if guest is None or guest.is_lost:
             guest = self._begin(kind, low=False)
+        guest.hurry()
         reports = guest.reports(item.nodeid)
         self._done.add(item.nodeid)
         return reports
