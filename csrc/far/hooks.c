@@ -16,6 +16,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -517,6 +518,39 @@ EXPORT int mlockall(int flags)
 	return NEXT->mlockall(flags);
 }
 
+/* Every reserved byte counts against a limit of addresses: the program counts on them all. */
+static void limit_addresses(int resource, const struct rlimit *limit)
+{
+	if (limit != NULL && (resource == RLIMIT_AS || resource == RLIMIT_DATA) &&
+	    limit->rlim_cur != RLIM_INFINITY)
+		iswf_end();
+}
+
+EXPORT int prlimit(pid_t pid, __rlimit_resource_t resource, const struct rlimit *limit,
+		   struct rlimit *old)
+{
+	if (pid == 0 || pid == getpid())
+		limit_addresses((int)resource, limit);
+	return (int)NEXT->syscall(SYS_prlimit64, pid, resource, limit, old);
+}
+
+EXPORT int setrlimit(__rlimit_resource_t resource, const struct rlimit *limit)
+{
+	return prlimit(0, resource, limit, NULL);
+}
+
+/* Their other names, for programs that are built for files of any size. */
+EXPORT int prlimit64(pid_t pid, __rlimit_resource_t resource, const struct rlimit64 *limit,
+		     struct rlimit64 *old)
+{
+	return prlimit(pid, resource, (const struct rlimit *)limit, (struct rlimit *)old);
+}
+
+EXPORT int setrlimit64(__rlimit_resource_t resource, const struct rlimit64 *limit)
+{
+	return prlimit(0, resource, (const struct rlimit *)limit, NULL);
+}
+
 /* Another userfaultfd on the range: ours makes room. */
 EXPORT int ioctl(int fd, unsigned long request, ...)
 {
@@ -600,6 +634,9 @@ EXPORT long syscall(long number, ...)
 		iswf_end();
 	if (number == SYS_mlockall)
 		return mlockall((int)a[0]);
+	if (number == SYS_prlimit64)
+		return prlimit((pid_t)a[0], (__rlimit_resource_t)a[1], (struct rlimit *)a[2],
+			       (struct rlimit *)a[3]);
 	if (number == SYS_close)
 		return close((int)a[0]);
 	if (number == SYS_close_range)

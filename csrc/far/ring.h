@@ -68,7 +68,7 @@ enum iswf_why {
 	ISWF_WHY_FIXED,     /* a mapping was laid over them */
 	ISWF_WHY_MOVED,     /* mremap of a part */
 	ISWF_WHY_ADVICE,    /* madvise */
-	ISWF_WHY_ENDED,     /* mlockall, seccomp: nothing of the process is far from then on */
+	ISWF_WHY_ENDED,     /* mlockall, seccomp, RLIMIT_AS: nothing of it is far from then on */
 	ISWF_WHY_PINNED,    /* the kernel refused to move them, again and again */
 	ISWF_WHY_STACK,     /* a thread's stack was made there */
 	ISWF_WHYS

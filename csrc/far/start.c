@@ -356,6 +356,21 @@ bool iswf_start(void)
 }
 
 /*
+ * What pthread_atfork() calls. Weak: the loader of another C library, whose program a job has
+ * started, puts the agent there, too, and would not start it. Nor is the agent wanted beside the
+ * allocator of a sanitizer.
+ */
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)
+	__attribute__((weak));
+extern void __asan_init(void) __attribute__((weak));
+extern void *__dso_handle __attribute__((visibility("hidden")));
+
+static bool is_foreign(void)
+{
+	return __register_atfork == NULL || __asan_init != NULL;
+}
+
+/*
  * Descriptors that were inherited for us are spared from the beginning. The handlers of forks are
  * registered here: libc holds a lock while it runs them, and one may be what starts the agent.
  */
@@ -363,8 +378,9 @@ __attribute__((constructor)) static void spare_inherited(void)
 {
 	struct settings settings;
 
-	if (!read_settings(&settings) ||
-	    pthread_atfork(iswf_before_fork, iswf_after_fork, iswf_in_child) != 0) {
+	if (!read_settings(&settings) || is_foreign() ||
+	    __register_atfork(iswf_before_fork, iswf_after_fork, iswf_in_child, &__dso_handle) !=
+		    0) {
 		atomic_store(&iswf_phase, ISWF_REFUSED);
 		return;
 	}

@@ -23,6 +23,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -670,6 +671,30 @@ static int case_locked_all(uint32_t n)
 	return 0;
 }
 
+static void *does_nothing(void *arg)
+{
+	return arg;
+}
+
+/* A limit of addresses, of which the agent has reserved many, leaves the program those it needs. */
+static int case_limited(uint32_t n)
+{
+	struct buffer b = away(MMAP, 20000), more = {.at = NULL};
+	struct rlimit limit = {1ull << 30, 1ull << 30};
+	pthread_t thread;
+
+	(void)n;
+	CHECK_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+	CHECK_EQ(pthread_create(&thread, NULL, does_nothing, NULL), 0);
+	CHECK_EQ(pthread_join(thread, NULL), 0);
+	make(&one, &more, 20000);
+	check_all(&b, "limited");
+	check_all(&more, "allocated since");
+	end(&more);
+	end(&b);
+	return 0;
+}
+
 /* mbind, another userfaultfd, mlock: each range comes home, and stays right. */
 static int case_policies(uint32_t n)
 {
@@ -1051,16 +1076,27 @@ int main(int argc, char **argv)
 		const char *name;
 		int (*run)(uint32_t);
 	} cases[] = {
-		{"model", case_model},         {"fork", case_fork},
-		{"behind", case_behind},       {"protected", case_protected},
-		{"spawn", case_spawn},         {"descriptors", case_descriptors},
-		{"until", case_until},         {"lost", case_lost},
-		{"laid_over", case_laid_over}, {"hole", case_hole},
-		{"edges", case_edges},         {"locked_all", case_locked_all},
-		{"policies", case_policies},   {"moved", case_moved},
-		{"allocator", case_allocator}, {"cancelled", case_cancelled},
-		{"discards", case_discards},   {"wished", case_wished},
-		{"reserved", case_reserved},   {"moved-behind", case_moved_behind},
+		{"model", case_model},
+		{"fork", case_fork},
+		{"behind", case_behind},
+		{"protected", case_protected},
+		{"spawn", case_spawn},
+		{"descriptors", case_descriptors},
+		{"until", case_until},
+		{"lost", case_lost},
+		{"laid_over", case_laid_over},
+		{"hole", case_hole},
+		{"edges", case_edges},
+		{"locked_all", case_locked_all},
+		{"policies", case_policies},
+		{"moved", case_moved},
+		{"allocator", case_allocator},
+		{"cancelled", case_cancelled},
+		{"discards", case_discards},
+		{"wished", case_wished},
+		{"limited", case_limited},
+		{"reserved", case_reserved},
+		{"moved-behind", case_moved_behind},
 	};
 
 	CHECK(argc >= 2);

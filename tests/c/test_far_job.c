@@ -190,9 +190,9 @@ static void *compact(void *arg)
 static void every_way_passes(void)
 {
 	static const char *const ways[] = {
-		"fork",     "behind", "protected",  "descriptors",  "spawn",    "laid_over",
-		"hole",     "edges",  "locked_all", "policies",     "moved",    "allocator",
-		"discards", "wished", "reserved",   "moved-behind", "cancelled"};
+		"fork",    "behind",   "protected",  "descriptors", "spawn",        "laid_over",
+		"hole",    "edges",    "locked_all", "policies",    "moved",        "allocator",
+		"limited", "discards", "wished",     "reserved",    "moved-behind", "cancelled"};
 
 	for (size_t i = 0; i < ISWI_ARRAY_LEN(ways); i++)
 		passes(ways[i], "0");

@@ -123,6 +123,53 @@ def test_the_agent_is_in_the_jobs_programs_alone(runner: Runner) -> None:
     stop(process)
 
 
+FILLS = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+int main(void)
+{
+	size_t bytes = 96u << 20;
+	unsigned char *at = malloc(bytes);
+
+	memset(at, 7, bytes);
+	for (size_t i = 0; i < bytes; i += 4096)
+		if (at[i] != 7)
+			return 9;
+	free(at);
+	return puts("all there") < 0;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        pytest.param("gcc -fsanitize=address", marks=pytest.mark.requires_tool("gcc")),
+        pytest.param("musl-gcc", marks=[pytest.mark.full, pytest.mark.requires_tool("musl-gcc")]),
+    ],
+)
+def test_a_child_that_cannot_have_the_agent_runs_without_it(
+    runner: Runner, tmp_path: Path, compiler: str
+) -> None:
+    source = tmp_path / "fills.c"
+    source.write_text(FILLS)
+    subprocess.run([*compiler.split(), "-o", tmp_path / "fills", source], check=True)
+    done = runner("sh", "-c", f"{tmp_path}/fills; exit $?", options=FAR, local=LOCAL)
+    assert (done.returncode, done.stdout) == (0, b"all there\n"), done.stderr.decode()
+
+
+def test_far_memory_smaller_than_a_block_is_refused_before_anything_starts(
+    runner: Runner,
+) -> None:
+    for more in ((), ("--dry-run",)):
+        options = ("--paging", "far", "--size", "1M", *more)
+        done = runner("true", options=options, local=LOCAL)
+        assert done.returncode == 2
+        assert b"needs a --size of at least 2M, not 1.00 MiB" in done.stderr
+    assert runner.leftovers() == []
+
+
 def test_a_command_of_ours_in_a_job_has_no_agent(runner: Runner) -> None:
     command = (sys.executable, "-m", "infiniswap", "config", "check")
     done = runner(*command, options=FAR, local=LOCAL)

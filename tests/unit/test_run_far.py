@@ -127,8 +127,14 @@ def test_a_library_that_the_job_preloads_comes_behind_ours(
 ) -> None:
     preload = Preload("/agent", {"INFINISWAP_FAR": "600:601:/cgroup"}, (600, 601))
     found = preload.environment({**before, "A": "b"})
+    assert found.pop("ASAN_OPTIONS") == "verify_asan_link_order=0"
     assert found == {"A": "b", "INFINISWAP_FAR": "600:601:/cgroup", "LD_PRELOAD": after}
     assert "INFINISWAP_FAR" not in os.environ
+
+
+def test_options_of_a_sanitizer_come_behind_ours() -> None:
+    found = Preload("/agent", {}, ()).environment({"ASAN_OPTIONS": "detect_leaks=0"})
+    assert found["ASAN_OPTIONS"] == "verify_asan_link_order=0:detect_leaks=0"
 
 
 def test_the_ring_is_as_large_as_the_devices(project_root: Path) -> None:
@@ -225,9 +231,21 @@ def test_a_job_that_could_have_no_agent_is_said_to_have_run_with_swap(tmp_path: 
     assert "by swap alone (x cannot load the agent: it is static" in closing.describe(found)[0]
 
 
+@pytest.mark.parametrize(("swapped", "said"), [(64 * MIB, True), (0, False)])
+def test_memory_that_stayed_near_is_advised_to_go_by_swap(
+    tmp_path: Path, swapped: int, said: bool
+) -> None:
+    found = ended(tmp_path, row(pages_out=2))
+    assert found.far is not None
+    far = dataclasses.replace(found.far, swap_bytes=swapped, handed_back_bytes={}, never={})
+    text = "\n".join(closing.describe(dataclasses.replace(found, far=far)))
+    assert ("little of its memory went far" in text) is said
+
+
 def test_lost_pages_are_counted_and_come_before_all_other_advice(tmp_path: Path) -> None:
     found = dataclasses.replace(ended(tmp_path, row(pages_lost=3)), alarms=("a disk fails",))
     warning, *_, advice = closing.describe(found)
-    assert advice.startswith("advice: 3 pages of far memory (12.0 KiB) are lost")
+    assert advice.startswith("advice: far memory was lost: a donor went")
+    assert "The command touched 3 pages of it" in advice
     assert "SIGBUS" in advice
     assert "a disk fails" in warning

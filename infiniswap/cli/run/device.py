@@ -182,6 +182,12 @@ def _with_far_memory(spec: DeviceSpec) -> DeviceSpec:
     """The device with as much far memory as swap: a job may have all that is not local in either.
     Both take slabs and disk as they are used."""
     far_bytes = spec.size_bytes // FAR_BLOCK_BYTES * FAR_BLOCK_BYTES
+    if far_bytes == 0:
+        raise UsageError(
+            f"--paging far needs a --size of at least {format_size(FAR_BLOCK_BYTES)}, not "
+            f"{format_size_short(spec.size_bytes)}",
+            mend="Give a larger --size, or run it with --paging swap.",
+        )
     check_size(spec.size_bytes, spec.config.device.slab_bytes, far_bytes)
     return msgspec.structs.replace(spec, far_bytes=far_bytes)
 

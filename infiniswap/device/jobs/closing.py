@@ -16,7 +16,7 @@ from infiniswap.device.jobs import compressed, heaps
 from infiniswap.device.jobs.summary import WHY, Summary
 from infiniswap.documents import page
 from infiniswap.remedies import REMEDIES
-from infiniswap.units import PAGE_BYTES, counted, format_size_short
+from infiniswap.units import MIB, counted, format_size_short
 
 _DISK_SHARE: Final = 0.1
 """A smaller part of the page-ins from the disk is no reason for advice."""
@@ -27,6 +27,11 @@ _ROOM_TIME_SHARE: Final = 0.1
 _ROOM_SHARE: Final = 0.5
 """A job that never used more of --local than this is told so."""
 
+_FAR_SHARE: Final = 0.1
+_SWAP_BYTES_MIN: Final = 16 * MIB
+"""Of a job with far memory, this much left by swap, and less than this part of it as far memory:
+then it had little that could go far."""
+
 _BACK: Final = {
     "fork": "fork",
     "locked": "mlock",
@@ -35,7 +40,7 @@ _BACK: Final = {
     "fixed": "mapped over",
     "moved": "mremap of a part",
     "advice": "madvise",
-    "ended": "mlockall or seccomp",
+    "ended": "mlockall, seccomp or a limit of addresses",
     "pinned": "pinned by the kernel",
     "stack": "a thread's stack",
 }
@@ -183,11 +188,10 @@ def _reasons(s: Summary) -> Iterator[str]:
 def _problems(s: Summary) -> Iterator[str]:
     """What needs somebody's action, the most urgent first."""
     if s.far is not None and s.far.lost_pages:
-        lost = format_size_short(s.far.lost_pages * PAGE_BYTES)
         yield (
-            f"{counted(s.far.lost_pages, 'page')} of far memory ({lost}) are lost: a donor went, "
-            "and no other copy was left. A program that touches one is ended by SIGBUS. Run it "
-            "again with a backup (leave out --backup none)"
+            f"far memory was lost: a donor went, and no other copy was left. The command touched "
+            f"{counted(s.far.lost_pages, 'page')} of it, for which a program is ended by SIGBUS. "
+            "Run it again with a backup (leave out --backup none)"
         )
     if s.oom_kills:
         yield describe_oom(s)
@@ -234,6 +238,12 @@ def _hints(s: Summary) -> Iterator[str]:
             "most of its far memory was handed back. Compare with --paging swap; what is handed "
             f"back, and why: {page('far-memory.md')}"
         )
+    if _stayed_near(s):
+        yield (
+            "little of its memory went far: it comes in small pieces, by system calls of the "
+            "program's own (Go), or in programs without the agent (LD_PRELOAD was cleared or "
+            f"replaced). Use --paging swap for it; what goes far: {page('far-memory.md')}"
+        )
     if s.zswap is not None and (harm := compressed.harm(s.zswap)):
         yield harm
     if served and s.page_in_backup_why["unmapped"] > _DISK_SHARE * served:
@@ -254,6 +264,14 @@ def _hints(s: Summary) -> Iterator[str]:
             f"smaller --local is enough, which {plan} finds"
         )
     yield f"the smallest --local for a given slowdown: {plan}"
+
+
+def _stayed_near(s: Summary) -> bool:
+    """Whether swap took what could have been far, without a reason that is said elsewhere."""
+    if s.far is None or s.far.unfit or s.far.never or s.far.handed_back_bytes:
+        return False
+    swap_bytes = s.far.swap_bytes
+    return swap_bytes >= _SWAP_BYTES_MIN and s.far.out_bytes < _FAR_SHARE * swap_bytes
 
 
 def _other_areas(s: Summary) -> str:

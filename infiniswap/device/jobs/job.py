@@ -174,6 +174,10 @@ def _has_job_got(info: signal.struct_siginfo, cgroup: MemoryCgroup) -> bool:
 # ---------------------------------------------------------------------------- job
 
 
+_ASAN_SECOND: Final = "verify_asan_link_order=0"
+"""AddressSanitizer ends a program that has a library before its own, unless it is told this."""
+
+
 @dataclass(frozen=True, slots=True)
 class Preload:
     """A library for the programs of a job.
@@ -191,7 +195,8 @@ class Preload:
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The job's environment, made from that of its user."""
         libraries = ":".join(filter(None, (self.library, base.get("LD_PRELOAD"))))
-        return {**base, **self.variables, "LD_PRELOAD": libraries}
+        sanitizer = ":".join(filter(None, (_ASAN_SECOND, base.get("ASAN_OPTIONS"))))
+        return {**base, **self.variables, "LD_PRELOAD": libraries, "ASAN_OPTIONS": sanitizer}
 
 
 @dataclass(frozen=True, slots=True)
