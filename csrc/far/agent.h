@@ -120,6 +120,7 @@ struct iswf_block {
 	bool looked; /* somebody has: the program may read zeros, and need them again and again */
 	bool tabled; /* single pages were there: their table keeps huge ones away */
 	bool mapped; /* by the program, which may map something else there by a way unseen */
+	bool paid;   /* bought at the first fault since it left: the rest of it comes by parts */
 	bool placed; /* the device has a place for it */
 	bool left;   /* no longer registered: the kernel fills it */
 	bool ahead;  /* what is aside was brought before a fault: the device has it, too */
@@ -396,5 +397,7 @@ int iswf_do_errand(enum iswf_errand errand, char *at, size_t bytes, enum iswf_wh
 void *iswf_errand_main(void *arg);
 /* Nothing of the process's memory leaves from now on, and what has left is home. */
 void iswf_end(void);
+/* Whether the calling process is the one that the agent is for: a child in its memory is not. */
+bool iswf_is_owner(void);
 
 #endif

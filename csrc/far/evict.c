@@ -22,7 +22,7 @@ static void moved_aside(struct iswf_block *b, uint32_t block, const struct iswf_
 	b->refusals = 0;
 	b->window = b->window_end = 0;
 	b->rent = 0;
-	b->filled = false;
+	b->paid = b->filled = false;
 	iswf_queue_add(ISWF_Q_ASIDE, block);
 }
 

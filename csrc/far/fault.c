@@ -120,7 +120,7 @@ static bool is_bought(struct iswf_block *b, uint32_t page)
 	b->fetched_at = A->fetch_count;
 	if (b->rent != 0)
 		judge(since <= iswf_budget_blocks() / SOON_SHARE);
-	else if (b->window != 0) /* it came by parts: so does the rest */
+	else if (b->paid)
 		return true;
 	else if (!are_scattered() && ++A->stays_count % SAMPLE_STAYS != 0)
 		return true;
@@ -175,6 +175,7 @@ static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 	wanted = choose_window(b, block, page);
 	if (bought || b->window >= ISWF_BLOCK_PAGES / 4) {
 		if (b->tabled) {
+			b->paid |= b->rent == 0;
 			wanted = choose_part(b, block, page);
 		} else if (buy(b, block)) {
 			return;

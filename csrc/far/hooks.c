@@ -522,7 +522,7 @@ EXPORT int mlockall(int flags)
 static void limit_addresses(int resource, const struct rlimit *limit)
 {
 	if (limit != NULL && (resource == RLIMIT_AS || resource == RLIMIT_DATA) &&
-	    limit->rlim_cur != RLIM_INFINITY)
+	    limit->rlim_cur != RLIM_INFINITY && iswf_is_owner())
 		iswf_end();
 }
 
@@ -634,6 +634,10 @@ EXPORT long syscall(long number, ...)
 		iswf_end();
 	if (number == SYS_mlockall)
 		return mlockall((int)a[0]);
+#ifdef SYS_setrlimit
+	if (number == SYS_setrlimit)
+		return setrlimit((__rlimit_resource_t)a[0], (struct rlimit *)a[1]);
+#endif
 	if (number == SYS_prlimit64)
 		return prlimit((pid_t)a[0], (__rlimit_resource_t)a[1], (struct rlimit *)a[2],
 			       (struct rlimit *)a[3]);

@@ -229,6 +229,11 @@ void iswf_in_child(void)
 	iswf_drop_own();
 }
 
+bool iswf_is_owner(void)
+{
+	return getpid() == owner;
+}
+
 /* What is freed from now on is unmapped: there is an agent still. */
 void iswf_end(void)
 {
