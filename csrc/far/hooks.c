@@ -518,37 +518,45 @@ EXPORT int mlockall(int flags)
 	return NEXT->mlockall(flags);
 }
 
-/* Every reserved byte counts against a limit of addresses: the program counts on them all. */
-static void limit_addresses(int resource, const struct rlimit *limit)
+/*
+ * Every reserved byte counts against a limit of addresses, and the program counts on them all.
+ * Called by no exported name: the program may have a function of that name, which calls syscall().
+ */
+static int set_limit(pid_t pid, int resource, const void *limit, void *old)
 {
-	if (limit != NULL && (resource == RLIMIT_AS || resource == RLIMIT_DATA) &&
-	    limit->rlim_cur != RLIM_INFINITY && iswf_is_owner())
-		iswf_end();
+	bool is_own = (pid == 0 || pid == getpid()) && iswf_is_owner();
+	struct rlimit now, new;
+
+	if (is_own && limit != NULL && (resource == RLIMIT_AS || resource == RLIMIT_DATA)) {
+		memcpy(&new, limit, sizeof(new));
+		if (getrlimit((__rlimit_resource_t)resource, &now) == 0 &&
+		    new.rlim_cur < now.rlim_cur &&new.rlim_cur <= new.rlim_max)
+			iswf_end();
+	}
+	return (int)NEXT->syscall(SYS_prlimit64, pid, resource, limit, old);
 }
 
 EXPORT int prlimit(pid_t pid, __rlimit_resource_t resource, const struct rlimit *limit,
 		   struct rlimit *old)
 {
-	if (pid == 0 || pid == getpid())
-		limit_addresses((int)resource, limit);
-	return (int)NEXT->syscall(SYS_prlimit64, pid, resource, limit, old);
+	return set_limit(pid, (int)resource, limit, old);
 }
 
 EXPORT int setrlimit(__rlimit_resource_t resource, const struct rlimit *limit)
 {
-	return prlimit(0, resource, limit, NULL);
+	return set_limit(0, (int)resource, limit, NULL);
 }
 
 /* Their other names, for programs that are built for files of any size. */
 EXPORT int prlimit64(pid_t pid, __rlimit_resource_t resource, const struct rlimit64 *limit,
 		     struct rlimit64 *old)
 {
-	return prlimit(pid, resource, (const struct rlimit *)limit, (struct rlimit *)old);
+	return set_limit(pid, (int)resource, limit, old);
 }
 
 EXPORT int setrlimit64(__rlimit_resource_t resource, const struct rlimit64 *limit)
 {
-	return prlimit(0, resource, (const struct rlimit *)limit, NULL);
+	return set_limit(0, (int)resource, limit, NULL);
 }
 
 /* Another userfaultfd on the range: ours makes room. */
@@ -636,11 +644,10 @@ EXPORT long syscall(long number, ...)
 		return mlockall((int)a[0]);
 #ifdef SYS_setrlimit
 	if (number == SYS_setrlimit)
-		return setrlimit((__rlimit_resource_t)a[0], (struct rlimit *)a[1]);
+		return set_limit(0, (int)a[0], (void *)a[1], NULL);
 #endif
 	if (number == SYS_prlimit64)
-		return prlimit((pid_t)a[0], (__rlimit_resource_t)a[1], (struct rlimit *)a[2],
-			       (struct rlimit *)a[3]);
+		return set_limit((pid_t)a[0], (int)a[1], (void *)a[2], (void *)a[3]);
 	if (number == SYS_close)
 		return close((int)a[0]);
 	if (number == SYS_close_range)

@@ -368,11 +368,16 @@ bool iswf_start(void)
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)
 	__attribute__((weak));
 extern void __asan_init(void) __attribute__((weak));
+extern void __hwasan_init(void) __attribute__((weak));
+extern void __lsan_init(void) __attribute__((weak));
+extern void __msan_init(void) __attribute__((weak));
+extern void __tsan_init(void) __attribute__((weak));
 extern void *__dso_handle __attribute__((visibility("hidden")));
 
 static bool is_foreign(void)
 {
-	return __register_atfork == NULL || __asan_init != NULL;
+	return __register_atfork == NULL || __asan_init != NULL || __hwasan_init != NULL ||
+	       __lsan_init != NULL || __msan_init != NULL || __tsan_init != NULL;
 }
 
 /*

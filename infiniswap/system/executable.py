@@ -34,6 +34,7 @@ _SANITIZERS: Final = {
     b"\0__hwasan_init\0": "HWAddressSanitizer",
     b"\0__tsan_init\0": "ThreadSanitizer",
     b"\0__msan_init\0": "MemorySanitizer",
+    b"\0__lsan_init\0": "LeakSanitizer",
 }
 
 

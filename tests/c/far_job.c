@@ -676,15 +676,38 @@ static void *does_nothing(void *arg)
 	return arg;
 }
 
-/* A limit of addresses, of which the agent has reserved many, leaves the program those it needs. */
-static int case_limited(uint32_t n)
+static int limit_by(uint32_t way, const struct rlimit *limit)
+{
+	switch (way) {
+	case 0:
+		return setrlimit(RLIMIT_AS, limit);
+	case 1:
+		return prlimit(getpid(), RLIMIT_DATA, limit, NULL);
+	default:
+		return (int)syscall(SYS_prlimit64, 0, RLIMIT_AS, limit, NULL);
+	}
+}
+
+/*
+ * A limit of addresses, of which the agent has reserved many, leaves the program those it needs;
+ * one of a child in its memory changes nothing.
+ */
+static int case_limited(uint32_t way)
 {
 	struct buffer b = away(MMAP, 20000), more = {.at = NULL};
 	struct rlimit limit = {1ull << 30, 1ull << 30};
 	pthread_t thread;
+	size_t before = status_kib("VmSize:");
+	int status;
+	pid_t pid = vfork();
 
-	(void)n;
-	CHECK_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+	if (pid == 0)
+		_exit(limit_by(way == 1 ? 2 : way, &limit) == 0 ? 0 : 1);
+	CHECK_EQ(waitpid(pid, &status, 0), pid);
+	CHECK_EQ(status, 0);
+	CHECK(status_kib("VmSize:") > before / 2);
+	CHECK_EQ(limit_by(way, &limit), 0);
+	CHECK(status_kib("VmSize:") < before / 2);
 	CHECK_EQ(pthread_create(&thread, NULL, does_nothing, NULL), 0);
 	CHECK_EQ(pthread_join(thread, NULL), 0);
 	make(&one, &more, 20000);

@@ -190,13 +190,15 @@ static void *compact(void *arg)
 static void every_way_passes(void)
 {
 	static const char *const ways[] = {
-		"fork",    "behind",   "protected",  "descriptors", "spawn",        "laid_over",
-		"hole",    "edges",    "locked_all", "policies",    "moved",        "allocator",
-		"limited", "discards", "wished",     "reserved",    "moved-behind", "cancelled"};
+		"fork",     "behind", "protected",  "descriptors",  "spawn",    "laid_over",
+		"hole",     "edges",  "locked_all", "policies",     "moved",    "allocator",
+		"discards", "wished", "reserved",   "moved-behind", "cancelled"};
 
 	for (size_t i = 0; i < ISWI_ARRAY_LEN(ways); i++)
 		passes(ways[i], "0");
 	passes("edges", "1");
+	for (uint32_t i = 0; i < 3; i++)
+		passes("limited", (const char *[]){"0", "1", "2"}[i]);
 }
 
 /* Pages that the kernel migrates while they move are where the agent believes them to be. */
@@ -567,7 +569,8 @@ static bool kernel_moves(void)
 
 int main(int argc, char **argv)
 {
-	bool full = getenv("INFINISWAP_TEST_FULL") != NULL;
+	const char *set = getenv("INFINISWAP_TEST_FULL");
+	bool full = set != NULL && *set != '\0' && strcmp(set, "0") != 0;
 	bool runs = argc > 2 && strcmp(argv[1], "run") == 0;
 	uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : iswi_now_ns() | 1;
 	int code;

@@ -155,8 +155,11 @@ def test_a_child_that_cannot_have_the_agent_runs_without_it(
     source = tmp_path / "fills.c"
     source.write_text(FILLS)
     subprocess.run([*compiler.split(), "-o", tmp_path / "fills", source], check=True)
-    done = runner("sh", "-c", f"{tmp_path}/fills; exit $?", options=FAR, local=LOCAL)
+    summary = tmp_path / "summary.json"
+    options = (*FAR, "--summary-json", str(summary))
+    done = runner("sh", "-c", f"{tmp_path}/fills; exit $?", options=options, local=LOCAL)
     assert (done.returncode, done.stdout) == (0, b"all there\n"), done.stderr.decode()
+    assert json.loads(summary.read_text())["far"]["out_bytes"] == 0
 
 
 def test_far_memory_smaller_than_a_block_is_refused_before_anything_starts(

@@ -125,7 +125,12 @@ def test_a_damaged_program_is_left_to_the_kernel_to_refuse(
 
 @pytest.mark.parametrize(
     ("flags", "reason"),
-    [(["-static"], "statically linked"), (["-fsanitize=address"], "AddressSanitizer"), ([], "")],
+    [
+        (["-static"], "statically linked"),
+        (["-fsanitize=address"], "AddressSanitizer"),
+        (["-fsanitize=leak"], "LeakSanitizer"),
+        ([], ""),
+    ],
 )
 def test_what_a_compiler_makes_is_told_apart(tmp_path: Path, flags: list[str], reason: str) -> None:
     if shutil.which("gcc") is None:

@@ -37,8 +37,9 @@ terminal.started()
 if not was_set:
     leave_line_mode()
 is_line_mode = bool(look(job)[3] & termios.ICANON)
+has_keyboard = terminal._has_keyboard
 terminal.close()
-print("is in line mode:", is_line_mode)
+print("has the keyboard:", has_keyboard, "is in line mode:", is_line_mode)
 """
 
 
@@ -51,4 +52,4 @@ def window() -> Iterator[Terminal]:
 
 def test_a_job_that_sets_its_terminal_at_once_keeps_it_so(window: Terminal) -> None:
     """In between the look at the terminal and what is done then."""
-    window.expect("is in line mode: False")
+    window.expect("has the keyboard: True is in line mode: False")

@@ -189,9 +189,10 @@ def _problems(s: Summary) -> Iterator[str]:
     """What needs somebody's action, the most urgent first."""
     if s.far is not None and s.far.lost_pages:
         yield (
-            f"far memory was lost: a donor went, and no other copy was left. The command touched "
-            f"{counted(s.far.lost_pages, 'page')} of it, for which a program is ended by SIGBUS. "
-            "Run it again with a backup (leave out --backup none)"
+            "far memory was lost: a donor went, and no other copy was left. "
+            f"{counted(s.far.lost_pages, 'page')} of what was wanted could not be brought back; a "
+            "program that touches one is ended by SIGBUS. Run it again with a backup (leave out "
+            "--backup none)"
         )
     if s.oom_kills:
         yield describe_oom(s)
@@ -241,8 +242,9 @@ def _hints(s: Summary) -> Iterator[str]:
     if _stayed_near(s):
         yield (
             "little of its memory went far: it comes in small pieces, by system calls of the "
-            "program's own (Go), or in programs without the agent (LD_PRELOAD was cleared or "
-            f"replaced). Use --paging swap for it; what goes far: {page('far-memory.md')}"
+            "program's own (Go), is shared, or belongs to programs without the agent (forked ones, "
+            "of another C library, with a sanitizer, or without LD_PRELOAD). Use --paging swap for "
+            f"it; what goes far: {page('far-memory.md')}"
         )
     if s.zswap is not None and (harm := compressed.harm(s.zswap)):
         yield harm
@@ -268,9 +270,11 @@ def _hints(s: Summary) -> Iterator[str]:
 
 def _stayed_near(s: Summary) -> bool:
     """Whether swap took what could have been far, without a reason that is said elsewhere."""
-    if s.far is None or s.far.unfit or s.far.never or s.far.handed_back_bytes:
+    if s.far is None or s.far.unfit or s.far.never:
         return False
     swap_bytes = s.far.swap_bytes
+    if sum(s.far.handed_back_bytes.values()) > _FAR_SHARE * swap_bytes:
+        return False
     return swap_bytes >= _SWAP_BYTES_MIN and s.far.out_bytes < _FAR_SHARE * swap_bytes
 
 

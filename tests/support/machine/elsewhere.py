@@ -162,6 +162,8 @@ class OtherPytest:
 
     def hurry(self) -> None:
         """From now on it leaves the processors to nobody: it is waited for."""
+        if self._process.poll() is not None:
+            return
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PGRP, self._process.pid, 0)
         with contextlib.suppress(OSError):  # of its session, where the kernel has that
