@@ -75,8 +75,7 @@ class JobTerminal:
         self._terminal = terminal
         self._is_gone = False
         self._has_keyboard = False
-        self._saved: Attributes = []
-        self._raw: Attributes = []
+        self._saved, self._raw = Attributes(), Attributes()
         self._source: Attributes = []  # the user's, of which the job's terminal was given a copy
         self._given: Attributes = []
         self._to_job = self._to_terminal = b""
@@ -223,9 +222,9 @@ class JobTerminal:
             if self._has_keyboard and is_set(self._terminal, self._raw):
                 return
             self._saved = termios.tcgetattr(self._terminal)
-            # Setting it again as it is would undo what the job sets meanwhile.
-            if self._saved != self._source and self._is_as_given():
-                self._give(self._saved)
+            # Not if it is as it was: what the job sets meanwhile would be undone.
+            if self._saved != self._source and termios.tcgetattr(self._primary) == self._given:
+                self._give(self._saved)  # the job has not set its own
             self._raw = _made_raw(self._saved)
             self._order(Taken(self._saved, self._raw))
             self._has_keyboard = True
@@ -234,10 +233,6 @@ class JobTerminal:
     def _give(self, attributes: Attributes) -> None:
         termios.tcsetattr(self._primary, termios.TCSANOW, attributes)
         self._source, self._given = attributes, termios.tcgetattr(self._primary)
-
-    def _is_as_given(self) -> bool:
-        """Whether the job has not set its own."""
-        return termios.tcgetattr(self._primary) == self._given
 
     def _release(self) -> None:
         """In the background the terminal is another program's, which has set it as it wants it. So
