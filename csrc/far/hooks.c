@@ -525,12 +525,12 @@ EXPORT int mlockall(int flags)
 static int set_limit(pid_t pid, int resource, const void *limit, void *old)
 {
 	bool is_own = (pid == 0 || pid == getpid()) && iswf_is_owner();
-	struct rlimit now, new;
+	struct rlimit now, then;
 
 	if (is_own && limit != NULL && (resource == RLIMIT_AS || resource == RLIMIT_DATA)) {
-		memcpy(&new, limit, sizeof(new));
+		memcpy(&then, limit, sizeof(then));
 		if (getrlimit((__rlimit_resource_t)resource, &now) == 0 &&
-		    new.rlim_cur < now.rlim_cur &&new.rlim_cur <= new.rlim_max)
+		    then.rlim_cur < now.rlim_cur && then.rlim_cur <= then.rlim_max)
 			iswf_end();
 	}
 	return (int)NEXT->syscall(SYS_prlimit64, pid, resource, limit, old);

@@ -37,6 +37,9 @@ PAGES = SIZE // PAGE
 ROUNDS = 2
 """Times that every page is written, and read, while being counted."""
 DEPTH = 16
+OTHERS_MAX = 8
+"""Requests that are no pages and that libfuse handles: another program may look at every mount of
+this host (statfs) while the pages are counted in ten thousands."""
 
 _HEAD = struct.Struct("5Q")
 _KEPT = struct.Struct("16sQ104s")
@@ -150,6 +153,8 @@ def assert_nothing_allocated(
     load()
     for name, counted in processes.items():
         made = counted.ours - before[name]
+        if made <= OTHERS_MAX and all("libfuse3" in line for line in counted.kept.splitlines()):
+            continue
         assert made == 0, f"{name}: {made} allocations, the first of them:\n{counted.kept}"
     # Both ways were used: pages were written to and read from donors, and went to the backup.
     after = device.status["stats"]
