@@ -36,6 +36,11 @@
 atomic_int iswf_phase;
 static pid_t owner; /* the process that the agent is for: a child in its memory is another one */
 
+bool iswf_is_owner(void)
+{
+	return getpid() == owner;
+}
+
 uint64_t iswf_now_ns(void)
 {
 	struct timespec now;
@@ -229,11 +234,6 @@ void iswf_in_child(void)
 	iswf_drop_own();
 }
 
-bool iswf_is_owner(void)
-{
-	return getpid() == owner;
-}
-
 /* What is freed from now on is unmapped: there is an agent still. */
 void iswf_end(void)
 {
@@ -340,7 +340,7 @@ bool iswf_start(void)
 
 	if (phase == ISWF_ON)
 		return true;
-	if ((phase != ISWF_OFF && phase != ISWF_WANTED) || getpid() != owner ||
+	if ((phase != ISWF_OFF && phase != ISWF_WANTED) || !iswf_is_owner() ||
 	    !atomic_compare_exchange_strong(&iswf_phase, &phase, ISWF_STARTING))
 		return false;
 	A->ops = &iswf_real_ops;

@@ -190,15 +190,15 @@ static void *compact(void *arg)
 static void every_way_passes(void)
 {
 	static const char *const ways[] = {
-		"fork",     "behind", "protected",  "descriptors",  "spawn",    "laid_over",
-		"hole",     "edges",  "locked_all", "policies",     "moved",    "allocator",
-		"discards", "wished", "reserved",   "moved-behind", "cancelled"};
+		"fork",     "behind", "protected",  "descriptors",  "spawn",     "laid_over",
+		"hole",     "edges",  "locked_all", "policies",     "moved",     "allocator",
+		"discards", "wished", "reserved",   "moved-behind", "cancelled", "limited"};
 
 	for (size_t i = 0; i < ISWI_ARRAY_LEN(ways); i++)
 		passes(ways[i], "0");
 	passes("edges", "1");
-	for (uint32_t i = 0; i < 3; i++)
-		passes("limited", (const char *[]){"0", "1", "2"}[i]);
+	passes("limited", "1");
+	passes("limited", "2");
 }
 
 /* Pages that the kernel migrates while they move are where the agent believes them to be. */

@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -107,7 +108,8 @@ def test_forked_workers_see_all_that_was_far(runner: Runner) -> None:
 def test_the_agent_is_in_the_jobs_programs_alone(runner: Runner) -> None:
     """Not in `run`, nor in the device's processes."""
     waits = "import signal; print('ready', flush=True); signal.pause()"
-    process = runner.popen(sys.executable, "-c", waits, options=FAR, local=LOCAL)
+    command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(waits)}"
+    process = runner.popen("sh", "-c", command, options=FAR, local=LOCAL)
     ready(process)
 
     def has_agent(pid: int) -> bool:

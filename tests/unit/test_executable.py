@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infiniswap.system.executable import why_not_preloaded
+from infiniswap.system.executable import _SANITIZERS, why_not_preloaded
 
 GLIBC = "/lib64/ld-linux-x86-64.so.2"
 MACHINE = Path("/proc/self/exe").read_bytes()[18:20]
@@ -142,3 +143,9 @@ def test_what_a_compiler_makes_is_told_apart(tmp_path: Path, flags: list[str], r
         pytest.skip(f"this gcc has nothing for {flags}")
     found = why(tmp_path / "x")
     assert (reason in found) if reason else found == ""
+
+
+def test_the_agent_itself_stays_out_of_the_same_programs(project_root: Path) -> None:
+    source = (project_root / "csrc/far/start.c").read_text()
+    named = set(re.findall(r"extern void (__\w+san_init)\(void\)", source))
+    assert named == {mark.strip(b"\0").decode() for mark in _SANITIZERS}

@@ -348,7 +348,7 @@ class _Guest:
         self.begun.append(self)
 
     def hurry(self) -> None:
-        """It runs when it is asked for."""
+        """A double needs no processor."""
 
     def is_done(self) -> bool:
         return self.ended and not self.dies

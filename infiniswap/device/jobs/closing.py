@@ -28,9 +28,10 @@ _ROOM_SHARE: Final = 0.5
 """A job that never used more of --local than this is told so."""
 
 _FAR_SHARE: Final = 0.1
+"""Far memory is little if it is less than this part of what left by swap."""
+
 _SWAP_BYTES_MIN: Final = 16 * MIB
-"""Of a job with far memory, this much left by swap, and less than this part of it as far memory:
-then it had little that could go far."""
+"""A job from which less left by swap gets no advice about that."""
 
 _BACK: Final = {
     "fork": "fork",

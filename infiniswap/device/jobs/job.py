@@ -194,9 +194,9 @@ class Preload:
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The job's environment, made from that of its user."""
-        libraries = ":".join(filter(None, (self.library, base.get("LD_PRELOAD"))))
-        sanitizer = ":".join(filter(None, (_ASAN_SECOND, base.get("ASAN_OPTIONS"))))
-        return {**base, **self.variables, "LD_PRELOAD": libraries, "ASAN_OPTIONS": sanitizer}
+        first = {"LD_PRELOAD": self.library, "ASAN_OPTIONS": _ASAN_SECOND}
+        lists = {name: ":".join(filter(None, (own, base.get(name)))) for name, own in first.items()}
+        return {**base, **self.variables, **lists}
 
 
 @dataclass(frozen=True, slots=True)

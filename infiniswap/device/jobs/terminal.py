@@ -75,9 +75,8 @@ class JobTerminal:
         self._terminal = terminal
         self._is_gone = False
         self._has_keyboard = False
-        self._saved, self._raw = Attributes(), Attributes()
-        self._source: Attributes = []  # the user's, of which the job's terminal was given a copy
-        self._given: Attributes = []
+        self._saved: Attributes = []
+        self._raw: Attributes = []
         self._to_job = self._to_terminal = b""
         self._turn = 0
         self.on_stop: Callable[[], None] = lambda: None  # called before this process stops itself
@@ -232,7 +231,8 @@ class JobTerminal:
 
     def _give(self, attributes: Attributes) -> None:
         termios.tcsetattr(self._primary, termios.TCSANOW, attributes)
-        self._source, self._given = attributes, termios.tcgetattr(self._primary)
+        self._source = attributes  # which the kernel may have changed in part
+        self._given = termios.tcgetattr(self._primary)
 
     def _release(self) -> None:
         """In the background the terminal is another program's, which has set it as it wants it. So

@@ -11,8 +11,9 @@ and it has a function
 
 which returns a `Job` by a name of its choice for each. They are begun before the first test of the
 session, as many at once as there are processors, at a priority that leaves others what they want.
-The marked tests come last, when there is nobody left to yield to; each asks for its results:
-`background.result(name)`. No job may look at a clock: it may stand still for minutes.
+The marked tests come after all others that run here, when there is nobody left to yield to; each
+asks for its results: `background.result(name)`. No job may look at a clock: it may stand still
+for minutes.
 """
 
 from __future__ import annotations

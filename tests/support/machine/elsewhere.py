@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from support.machine.priority import give_usual_share
+
 REPORTS = "INFINISWAP_TEST_REPORTS"
 _HOST = "INFINISWAP_VM_HOST"
 _NAMES = "tests"
@@ -161,13 +163,9 @@ class OtherPytest:
         return [report for host, report in reports if host == 0 or report.failed]
 
     def hurry(self) -> None:
-        """From now on it leaves the processors to nobody: it is waited for."""
-        if self._process.poll() is not None:
-            return
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PGRP, self._process.pid, 0)
-        with contextlib.suppress(OSError):  # of its session, where the kernel has that
-            Path("/proc", str(self._process.pid), "autogroup").write_text("0")
+        """Gives it the usual share of the processors, for a caller that waits for it."""
+        if self._process.poll() is None:
+            give_usual_share(self._process.pid)
 
     def is_done(self) -> bool:
         """Whether it has ended and every test has run."""

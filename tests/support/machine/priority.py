@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from pathlib import Path
+
 
 def at_nice(nice: int) -> tuple[str, ...]:
     """Before a command that begins a session: its nice value.
@@ -15,3 +19,11 @@ def at_nice(nice: int) -> tuple[str, ...]:
 
 
 LOWEST = at_nice(19)
+
+
+def give_usual_share(session: int) -> None:
+    """Takes back what `at_nice` has set, for a command that leads this session."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PGRP, session, 0)
+    with contextlib.suppress(OSError):
+        Path("/proc", str(session), "autogroup").write_text("0")
