@@ -108,7 +108,7 @@ struct iswf_block {
 	uint16_t window, window_end; /* pages fetched last, and the page behind them */
 	uint16_t rent;               /* of small fetches since it left as a whole */
 	uint32_t fetched_at;         /* which of all fetches for faults was its last */
-	uint32_t queued_ms;          /* when it was freed, or filled; the clock may wrap */
+	uint32_t queued_ms;          /* when it was freed, filled or refused; may wrap */
 	uint32_t whole_at;           /* which of all whole blocks it was that came; 0: none */
 	uint8_t queue;               /* enum iswf_queue_name */
 	uint8_t refusals;            /* moves out that failed, in a row */
@@ -333,7 +333,9 @@ struct iswf_digest iswf_digest(const char *page);
 int iswf_digest_init(void);            /* 0 or -errno */
 int iswf_memory_open(int device_fd);   /* the userfaultfd, or -errno */
 int iswf_memory_init(uint32_t blocks); /* ranges, registered: all or none */
-void iswf_memory_close(void);          /* the userfaultfd */
+/* How many of the pages there the kernel has in swap. */
+uint64_t iswf_swapped_pages(const char *at, size_t bytes);
+void iswf_memory_close(void); /* the userfaultfd */
 /* Threads that read the kernel's messages and serve them; one of them always reads. messages.c */
 #define ISWF_SERVE_THREADS 3u
 void *iswf_serve_main(void *arg);
@@ -353,6 +355,12 @@ void iswf_link_tell(void);       /* the counts, to people */
 int iswf_budget_open(const char *cgroup);
 void iswf_budget_close(void);
 bool iswf_budget_look(void); /* at most every few milliseconds; false: not now */
+
+/* files_first.c */
+void iswf_files_open(const char *cgroup);
+void iswf_files_close(void);
+/* first: files go before memory of programs, and so many bytes of them now. No lock. */
+void iswf_files_first(bool first, int64_t excess_bytes);
 
 /* surroundings.c. Whether an agent may be here, and how many blocks it may reserve. */
 enum iswf_off iswf_look_around(uint32_t *blocks_max_out);

@@ -107,7 +107,7 @@ static bool is_split(const struct iswf_block *b)
 	return iswf_mask_any(&b->far);
 }
 
-static uint32_t now_ms(void)
+uint32_t iswf_now_ms(void)
 {
 	return (uint32_t)(iswf_now_ns() / 1000000);
 }
@@ -117,7 +117,41 @@ static bool is_old(enum iswf_queue_name name, uint32_t ms)
 {
 	const struct iswf_queue *queue = &A->queues[name];
 
-	return queue->count != 0 && now_ms() - A->blocks[queue->head].queued_ms > ms;
+	return queue->count != 0 && iswf_now_ms() - A->blocks[queue->head].queued_ms > ms;
+}
+
+/* Of HOME: nobody has claimed it, and the kernel has not just refused to move it. */
+static bool may_leave(const struct iswf_block *b)
+{
+	return !b->claimed && (b->refusals == 0 || iswf_now_ms() - b->queued_ms >= ISWF_REFUSED_MS);
+}
+
+/*
+ * The first block of HOME that may leave and is there as a whole, claimed; ISWF_NONE. A split one
+ * costs one request for each of its runs, and either is cold soon and small, or comes whole once
+ * enough of it was fetched.
+ */
+static uint32_t claim_home(void)
+{
+	const struct iswf_queue *queue = &A->queues[ISWF_Q_HOME];
+	uint32_t block = queue->count != 0 ? queue->head : ISWF_NONE;
+	uint32_t whole = ISWF_NONE, split = ISWF_NONE;
+
+	for (uint32_t i = 0; block != ISWF_NONE && whole == ISWF_NONE &&
+			     (i < VICTIMS_LOOKED_AT || split == ISWF_NONE);
+	     i++) {
+		const struct iswf_block *b = &A->blocks[block];
+
+		if (may_leave(b) && !is_split(b))
+			whole = block;
+		else if (may_leave(b) && split == ISWF_NONE)
+			split = block;
+		block = b->next;
+	}
+	block = whole != ISWF_NONE ? whole : split;
+	if (block != ISWF_NONE)
+		A->blocks[block].claimed = true;
+	return block;
 }
 
 uint32_t iswf_budget_blocks(void)
@@ -130,8 +164,7 @@ uint32_t iswf_budget_blocks(void)
 /*
  * Lock held: claims the next victim; ISWF_NONE: there is none. Freed blocks come first, since they
  * cost nothing; then blocks that were filled a while ago, for their zeros (give_up_zeros());
- * then the first one that is home as a whole. A split one costs one request for each of its runs,
- * and either is cold soon and small, or comes whole once enough of it was fetched.
+ * then those that are home.
  */
 uint32_t iswf_claim_victim(void)
 {
@@ -143,16 +176,7 @@ uint32_t iswf_claim_victim(void)
 		block = iswf_claim_first(ISWF_Q_FILLED);
 	if (block != ISWF_NONE)
 		return block;
-	if (A->queues[ISWF_Q_HOME].count != 0)
-		block = A->queues[ISWF_Q_HOME].head;
-	for (uint32_t i = 0; block != ISWF_NONE && i < VICTIMS_LOOKED_AT; i++) {
-		if (!A->blocks[block].claimed && !is_split(&A->blocks[block])) {
-			A->blocks[block].claimed = true;
-			return block;
-		}
-		block = A->blocks[block].next;
-	}
-	block = iswf_claim_first(ISWF_Q_HOME);
+	block = claim_home();
 	return block != ISWF_NONE ? block : iswf_claim_first(ISWF_Q_FILLED);
 }
 
@@ -198,7 +222,7 @@ void iswf_sort(uint32_t block)
 	if (name == ISWF_Q_DROP)
 		pthread_cond_signal(&A->work);
 	else if (name == ISWF_Q_FREED || name == ISWF_Q_FILLED)
-		b->queued_ms = now_ms();
+		b->queued_ms = iswf_now_ms();
 }
 
 /* F15: the device's bytes of a page that is nowhere are not the page's next bytes. */
@@ -279,11 +303,19 @@ void iswf_wait(pthread_cond_t *cond, long ns)
 	pthread_cond_timedwait(cond, &A->lock, &until);
 }
 
+/* Lock held: false where all that is home is fixed there. */
+static bool can_leave(void)
+{
+	return A->queues[ISWF_Q_HOME].count + A->queues[ISWF_Q_FREED].count +
+		       A->queues[ISWF_Q_FILLED].count + A->queues[ISWF_Q_ASIDE].count !=
+	       0;
+}
+
 void iswf_need(int64_t pages)
 {
 	uint64_t begin = 0, now;
 
-	while (A->held_pages + pages > A->budget_pages && !iswf_rests()) {
+	while (A->held_pages + pages > A->budget_pages && can_leave() && !iswf_rests()) {
 		now = iswf_now_ns();
 		if (begin == 0) {
 			begin = now;

@@ -10,7 +10,11 @@ static inline void iswf_count(atomic_uint_fast64_t *counter, uint64_t by)
 	atomic_fetch_add_explicit(counter, by, memory_order_relaxed);
 }
 
+/* So long after the kernel has refused to move a block it is tried again. */
+#define ISWF_REFUSED_MS 100u
+
 /* blocks.c */
+uint32_t iswf_now_ms(void);                                     /* it may wrap */
 void iswf_queue_add(enum iswf_queue_name name, uint32_t block); /* at its end */
 struct iswf_block *iswf_claim(uint32_t block);                  /* waits */
 /* The first block of the queue that nobody has claimed, claimed; ISWF_NONE. */

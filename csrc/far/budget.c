@@ -2,9 +2,14 @@
 /*
  * How much of the job's memory may be at home: the least that the limits of its cgroup and of that
  * one's ancestors leave beside everything else there, page tables and locked memory among it. Page
- * cache is not counted, since the kernel takes it first; while more of the job's files are read
- * again for that (or of what the kernel has swapped out) than comes back from far, more is left to
- * the kernel, and less while it is the other way round.
+ * cache is not counted, since it goes first; while more of the job's files are read again for that
+ * (or of what the kernel has swapped out) than comes back from far, more is left to the kernel, and
+ * less while it is the other way round.
+ *
+ * The kernel itself would swap the program's memory out to keep files that it has read once. Then
+ * usage falls, more seems to be free, and the same bytes leave and come by both ways. So what is
+ * home and in swap counts as used, and the kernel is told to take files alone while most of the
+ * job's memory is the agent's.
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -25,6 +30,7 @@
 #define REFAULTS         2u          /* of files, and of memory that the kernel has swapped out */
 #define MARGIN_BYTES     (8ll << 20) /* what others may take between two looks */
 #define BUDGET_PAGES_MIN (4 * (int64_t)ISWF_BLOCK_PAGES)
+#define SWAPPED_NS       20000000ull /* between two looks at what the kernel has swapped out */
 #define NO_LIMIT         (1ll << 60) /* and above: bytes */
 #define AGAIN_MAX        64u         /* pages in FILES_NS that come back: too few to tell */
 #define FILES_NS         50000000ull
@@ -33,6 +39,7 @@
 #define FILES_CALM_NS    2000000000ull
 #define FILES_BYTES_MAX  (160ll << 20)
 #define FILES_SHARE      4
+#define OURS_SHARE       2 /* of the job's memory that is ours: the kernel takes files alone */
 #define REFAULTS_UNKNOWN UINT64_MAX
 
 #define A (&iswf_agent)
@@ -66,7 +73,8 @@ static struct {
 	struct level levels[LEVELS_MAX];
 	uint32_t levels_count;
 	atomic_uint_fast64_t looked_ns;
-	int64_t left_bytes;
+	int64_t left_bytes, swapped_bytes;
+	uint64_t swapped_ns;
 	uint64_t files_looked_ns, disturbed_ns, refaults_last, fetched_last; /* pages */
 } budget = {.refaults_last = REFAULTS_UNKNOWN};
 
@@ -162,6 +170,7 @@ static int open_level(const char *cgroup, struct level *level)
 
 void iswf_budget_close(void)
 {
+	iswf_files_close();
 	while (B->levels_count > 0)
 		close_level(&B->levels[--B->levels_count]);
 }
@@ -172,6 +181,7 @@ int iswf_budget_open(const char *cgroup)
 
 	if (snprintf(path, sizeof(path), "%s", cgroup) >= (int)sizeof(path))
 		return -ENAMETOOLONG;
+	iswf_files_open(path);
 	B->names = &versions[is_there(path, versions[1].usage)];
 	do {
 		int code = B->levels_count == LEVELS_MAX
@@ -236,41 +246,73 @@ static void look_at_refaults(uint64_t refaults, int64_t limit, uint64_t now)
 	}
 }
 
-/* The least of `least` and what this level leaves, in bytes; below 0: it has too much. */
-static int64_t least_spare(const struct level *level, int64_t least, uint64_t now)
+/* Of all levels, in bytes. */
+struct spare {
+	int64_t free;   /* until a limit, less the margin */
+	int64_t usable; /* the same, and the page cache; below 0: the job has too much */
+	int64_t others; /* what the job's cgroup has beside page cache */
+};
+
+static void look_at_level(const struct level *level, struct spare *spare, uint64_t now)
 {
 	static char stat[STAT_BYTES]; /* one thread at a time: see looked_ns */
-	char usage[32];
-	int64_t limit = limit_of(level), spare;
+	char text[32];
+	int64_t limit = limit_of(level), used, left, files;
 
-	if (limit == NO_LIMIT || !read_text(level->usage_fd, usage, sizeof(usage)))
-		return least;
-	spare = limit - MARGIN_BYTES - (int64_t)strtoull(usage, NULL, 10);
+	if (limit == NO_LIMIT || !read_text(level->usage_fd, text, sizeof(text)))
+		return;
+	used = (int64_t)strtoull(text, NULL, 10);
+	left = limit - MARGIN_BYTES - used;
+	if (left < spare->free)
+		spare->free = left;
 	/* With the files it is more still. */
-	if (spare >= least || !read_text(level->stat_fd, stat, sizeof(stat)))
-		return least;
-	if (level == B->levels)
+	if (left >= spare->usable || !read_text(level->stat_fd, stat, sizeof(stat)))
+		return;
+	files = number_in(stat, B->names->inactive_file) + number_in(stat, B->names->active_file);
+	if (level == B->levels) {
 		look_at_refaults(refaults_in(stat), limit, now);
-	spare += number_in(stat, B->names->inactive_file) + number_in(stat, B->names->active_file);
-	return spare < least ? spare : least;
+		spare->others = used - files;
+	}
+	if (left + files < spare->usable)
+		spare->usable = left + files;
+}
+
+/* What is home and in swap, in bytes: it comes back to where it is. */
+static int64_t swapped_bytes(uint64_t now)
+{
+	size_t used;
+
+	if (A->arena == NULL || now - B->swapped_ns < SWAPPED_NS)
+		return B->swapped_bytes;
+	B->swapped_ns = now;
+	pthread_mutex_lock(&A->lock);
+	used = (size_t)A->blocks_used * ISWF_BLOCK_BYTES;
+	pthread_mutex_unlock(&A->lock);
+	B->swapped_bytes = (int64_t)(iswf_swapped_pages(A->arena, used) * ISWF_PAGE_BYTES);
+	return B->swapped_bytes;
 }
 
 bool iswf_budget_look(void)
 {
 	uint64_t now = iswf_now_ns(), looked = atomic_load(&B->looked_ns);
-	int64_t spare = NO_LIMIT;
+	struct spare spare = {.free = NO_LIMIT, .usable = NO_LIMIT, .others = NO_LIMIT};
+	int64_t held_bytes;
 
 	/* Signed: while one thread looks, the time is in the future. */
 	if ((int64_t)(now - looked) < (int64_t)LOOK_NS ||
 	    !atomic_compare_exchange_strong(&B->looked_ns, &looked, now + 100 * LOOK_NS))
 		return false;
 	for (uint32_t i = 0; i < B->levels_count; i++)
-		spare = least_spare(&B->levels[i], spare, now);
+		look_at_level(&B->levels[i], &spare, now);
+	spare.usable -= B->left_bytes + swapped_bytes(now);
 	pthread_mutex_lock(&A->lock);
-	A->budget_pages = A->held_pages + (spare - B->left_bytes) / (int64_t)ISWF_PAGE_BYTES;
+	held_bytes = A->held_pages * (int64_t)ISWF_PAGE_BYTES;
+	A->budget_pages = A->held_pages + spare.usable / (int64_t)ISWF_PAGE_BYTES;
 	if (A->budget_pages < BUDGET_PAGES_MIN)
 		A->budget_pages = BUDGET_PAGES_MIN;
 	pthread_mutex_unlock(&A->lock);
+	iswf_files_first(held_bytes > spare.others / OURS_SHARE,
+			 spare.free < -MARGIN_BYTES / 2 ? -spare.free : 0);
 	atomic_store(&B->looked_ns, now);
 	return true;
 }

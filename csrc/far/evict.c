@@ -4,7 +4,8 @@
 
 #include "far/blocks.h"
 
-/* Moves out in a row that may fail (pages pinned or shared) before a block is left at home. */
+/* Moves out in a row that may fail (pages pinned or shared) before a block is left at home. They
+ * are ISWF_REFUSED_MS apart: pages that the kernel has just swapped cannot be moved, either. */
 #define REFUSALS_MAX 8u
 #define FULL_NS      1000000000ull /* eviction rests so long when the device has no room */
 /* With fewer pages of zeros than this the requests between them cost more than their bytes. */
@@ -38,6 +39,7 @@ static void refused(struct iswf_block *b, uint32_t block)
 {
 	iswf_count(&A->count.refused_moves, 1);
 	iswf_queue_add(ISWF_Q_HOME, block); /* at its end */
+	b->queued_ms = iswf_now_ms();
 	if (++b->refusals < REFUSALS_MAX)
 		return;
 	b->fixed = true;

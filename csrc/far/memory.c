@@ -52,13 +52,16 @@ struct pm_scan_arg {
 	__u64 size, flags, start, end, walk_end, vec, vec_len, max_pages;
 	__u64 category_inverted, category_mask, category_anyof_mask, return_mask;
 };
-#define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
-#define PAGE_IS_HUGE (1 << 6)
+#define PAGEMAP_SCAN    _IOWR('f', 16, struct pm_scan_arg)
+#define PAGE_IS_SWAPPED (1 << 4)
+#define PAGE_IS_HUGE    (1 << 6)
 #endif
 
 /* The reader waits for an operation under way: not for long. */
 #define COPY_BYTES_MAX (128u << 10)
 #define BORDER_BYTES   ((size_t)ISWF_BORDER_BLOCKS * ISWF_BLOCK_BYTES)
+
+#define SWAPPED_REGIONS 64
 
 #define A (&iswf_agent)
 
@@ -322,6 +325,30 @@ static bool real_is_huge(const char *at)
 	};
 
 	return ioctl(pagemap, PAGEMAP_SCAN, &scan) != 0;
+}
+
+uint64_t iswf_swapped_pages(const char *at, size_t bytes)
+{
+	struct page_region regions[SWAPPED_REGIONS];
+	struct pm_scan_arg scan = {
+		.size = sizeof(scan),
+		.start = (uintptr_t)at,
+		.end = (uintptr_t)at + bytes,
+		.vec = (uintptr_t)regions,
+		.vec_len = SWAPPED_REGIONS,
+		.category_mask = PAGE_IS_SWAPPED,
+		.return_mask = PAGE_IS_SWAPPED,
+	};
+	uint64_t found = 0;
+	int count;
+
+	do {
+		count = ioctl(pagemap, PAGEMAP_SCAN, &scan);
+		for (int i = 0; i < count; i++)
+			found += regions[i].end - regions[i].start;
+		scan.start = scan.walk_end;
+	} while (count > 0 && scan.start < scan.end);
+	return found / ISWF_PAGE_BYTES;
 }
 
 /*

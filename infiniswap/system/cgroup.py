@@ -109,6 +109,20 @@ class MemoryCgroup:
         file = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
         write_text(self.path / file, str(limit_bytes), "cannot set the memory limit")
 
+    def allow_reclaim(self, uid: int) -> None:
+        """Lets a user's processes say which of the job's memory goes first, files or programs'.
+
+        Raises:
+            NotPermittedError, SystemCallError: the kernel's refusal.
+        """
+        path = self.path / ("memory.reclaim" if self.version == 2 else "memory.swappiness")
+        try:
+            os.chown(path, uid, -1)
+        except FileNotFoundError:  # before Linux 5.19
+            return
+        except OSError as error:
+            raise from_oserror("cannot give away", error, where=str(path)) from error
+
     def kill(self, *, timeout_s: float = 10.0) -> None:
         """SIGKILL to all in it, until it is empty.
 

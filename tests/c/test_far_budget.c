@@ -19,11 +19,12 @@
 #define NONE         (-1)
 #define TURN         5000000ull  /* later than the last look */
 #define CALM         60000000ull /* later than the last look at refaults */
+#define SWAPPED      25000000ull /* later than the last look at what is in swap */
 #define PAGES(bytes) ((bytes) / (int64_t)ISWF_PAGE_BYTES)
 
 struct iswf_agent iswf_agent = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static uint64_t now_ns = 1;
+static uint64_t now_ns = 1, swapped_pages;
 static char top[] = "/tmp/isw-budget-XXXXXX", job[64];
 
 uint64_t iswf_now_ns(void)
@@ -40,6 +41,12 @@ void iswf_close_own(int fd)
 {
 	if (fd >= 0)
 		close(fd);
+}
+
+uint64_t iswf_swapped_pages(const char *at, size_t bytes)
+{
+	CHECK(at == iswf_agent.arena && bytes == 3 * ISWF_BLOCK_BYTES);
+	return swapped_pages;
 }
 
 static void write_file(const char *cgroup, const char *name, const char *format, ...)
@@ -177,16 +184,77 @@ TEST(what_comes_back_from_far_leaves_the_kernel_less)
 	iswf_budget_close();
 }
 
+/* Else more would seem free the more of the job the kernel swaps out. */
+TEST(what_is_home_and_in_swap_counts_as_used)
+{
+	char arena[1];
+	int64_t before;
+
+	begin(64 * MIB, NONE, 20 * MIB, 0);
+	now_ns += CALM; /* refaults are looked at */
+	before = look();
+	iswf_agent.arena = arena;
+	iswf_agent.blocks_used = 3;
+	swapped_pages = 100;
+	now_ns += SWAPPED;
+	CHECK_EQ(look(), before - 100);
+	swapped_pages = 0;
+	CHECK_EQ(look(), before - 100); /* not looked at again in a moment */
+	now_ns += SWAPPED;
+	CHECK_EQ(look(), before);
+	iswf_agent.arena = NULL;
+	iswf_budget_close();
+}
+
+static void remove_file(const char *cgroup, const char *name)
+{
+	char path[128];
+
+	snprintf(path, sizeof(path), "%s/%s", cgroup, name);
+	unlink(path);
+}
+
+static bool says(const char *name, const char *wanted)
+{
+	char path[128], text[64] = "";
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", job, name);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	CHECK(fd >= 0);
+	CHECK(read(fd, text, sizeof(text) - 1) >= 0);
+	close(fd);
+	write_file(job, name, "");
+	return strcmp(text, wanted) == 0;
+}
+
+/* Version 1 by swappiness, 2 by a reclaim ahead of need: as long as most of the job is ours. */
+TEST(files_go_before_the_programs_memory)
+{
+	write_file(job, "memory.swappiness", "");
+	write_file(job, "memory.reclaim", "");
+	begin(512 * MIB, NONE, 500 * MIB, 350 * MIB); /* 150 MiB beside files; 100 are ours */
+	CHECK(says("memory.swappiness", "1") && says("memory.reclaim", ""));
+	write_cgroup(job, 512 * MIB, 509 * MIB, 350 * MIB);
+	look();
+	CHECK(says("memory.swappiness", "") && says("memory.reclaim", "5242880 swappiness=0"));
+	iswf_agent.held_pages = PAGES(70 * MIB);
+	look();
+	CHECK(says("memory.swappiness", "100") && says("memory.reclaim", ""));
+	iswf_budget_close();
+	remove_file(job, "memory.swappiness");
+	remove_file(job, "memory.reclaim");
+	begin(512 * MIB, NONE, 508 * MIB, 400 * MIB); /* there is neither file */
+	look();
+	iswf_budget_close();
+}
+
 static void remove_files(const char *cgroup)
 {
 	static const char *const names[] = {"cgroup.procs", "memory.max", "memory.high",
 					    "memory.current", "memory.stat"};
-	char path[128];
-
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-		snprintf(path, sizeof(path), "%s/%s", cgroup, names[i]);
-		unlink(path);
-	}
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		remove_file(cgroup, names[i]);
 	rmdir(cgroup);
 }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, process_state, until
-from support.jobs.far_job import FAR, FOREVER, JOB_MIB, check_rounds, fill, stop, went_far
+from support.jobs.far_job import FAR, FOREVER, JOB_MIB, check_rounds, fill, read, stop, went_far
 from support.jobs.runs import Runner, ready
 
 from infiniswap.system.userfault import far_refusal
@@ -68,6 +68,21 @@ def test_a_job_three_times_its_limit_goes_far_and_gets_every_byte_back(runner: R
     assert summary["page_in_remote_bytes"] > 0
     assert summary["page_in_waited_s"] > 0
     assert runner.leftovers() == []
+
+
+def test_files_that_a_job_reads_do_not_send_its_memory_to_swap(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """The kernel swaps memory out to keep files, by itself; what went there came back to go far,
+    and so on: jobs whose input was not in memory yet took up to twelve times as long."""
+    file = tmp_path / "input"
+    file.write_bytes(os.urandom(MIB) * JOB_MIB)
+    os.sync()
+    summary = runner.summary(*read(file, 3, JOB_MIB), options=FAR, local="128M")
+    far = summary["far"]
+    assert far["out_bytes"] > 256 * MIB
+    assert summary["swap_peak_bytes"] < far["out_bytes"] // 16
+    assert (far["handed_back_bytes"], far["lost_pages"]) == ({}, 0)
 
 
 def test_a_job_of_a_sudo_caller_goes_far(runner: Runner) -> None:

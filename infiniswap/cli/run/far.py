@@ -173,7 +173,7 @@ def _unfit(command: Sequence[str], user: User | None) -> str:
 
 @contextlib.contextmanager
 def inherited(
-    far: FarPaging | None, paths: rundir.DevicePaths, cgroup: MemoryCgroup
+    far: FarPaging | None, paths: rundir.DevicePaths, cgroup: MemoryCgroup, user: User | None
 ) -> Iterator[Preload | None]:
     """What the job gets at its start; this process's own copies are closed after that.
 
@@ -181,6 +181,7 @@ def inherited(
         far: None: swap alone.
         paths: of the device.
         cgroup: of the job.
+        user: of the job; None: whoever runs this.
 
     Raises:
         ConflictError: the device serves no far memory.
@@ -189,6 +190,8 @@ def inherited(
     if far is None or far.unfit:
         yield None
         return
+    if user is not None:
+        cgroup.allow_reclaim(user.uid)
     with contextlib.ExitStack() as stack:
         with far_client.connect(paths) as own:
             socket_fd = _moved_up(own.fileno(), stack)

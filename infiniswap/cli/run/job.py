@@ -152,7 +152,7 @@ def _run_job(
 
     with job.own_terminal(request.user) as terminal:
         live.follow(terminal)
-        with far.inherited(request.far, paths, cgroup) as preload:
+        with far.inherited(request.far, paths, cgroup, request.user) as preload:
             process = job.start(request.command, cgroup, request.user, signals, terminal, preload)
         try:
             result = job.wait(process, cgroup, signals, tick, terminal, live.clear)

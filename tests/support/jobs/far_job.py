@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from infiniswap.units import MIB
 from support.devices.cluster import WAIT_S
@@ -33,6 +34,33 @@ for number in range(rounds):
     print("round", number, flush=True)
 """
 """A job: MIB ROUNDS. Writes every page of its memory and verifies it, round by round."""
+
+
+READ = """
+import os, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # whose pages are charged to the job, then
+pieces, rounds = int(sys.argv[2]) // 16, int(sys.argv[3])
+memory = [bytearray(16 << 20) for _ in range(pieces)]
+share = os.fstat(file).st_size // pieces
+for number in range(rounds):
+    for index, piece in enumerate(memory):
+        for at in range(0, len(piece), 4096):
+            piece[at : at + 8] = (number << 32 | index).to_bytes(8, "little")
+        for at in range(index * share, (index + 1) * share, 1 << 20):
+            os.pread(file, 1 << 20, at)
+            os.pread(file, 1 << 20, at)  # once more: the kernel would rather keep it
+    for index, piece in enumerate(memory):
+        for at in range(0, len(piece), 4096):
+            assert piece[at : at + 8] == (number << 32 | index).to_bytes(8, "little"), at
+    print("round", number, flush=True)
+"""
+"""A job: FILE MIB ROUNDS. Beside its memory it reads a file that is not in memory, in parts."""
+
+
+def read(file: Path, rounds: int, mib: int) -> list[str]:
+    """Command line of the job that reads a file."""
+    return [sys.executable, "-c", READ, str(file), str(mib), str(rounds)]
 
 
 def fill(rounds: int = 1, mib: int = JOB_MIB, python: str = sys.executable) -> list[str]:

@@ -7,11 +7,14 @@ Version 1 and FUSE: tests/system/test_run_far.py.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from support.devices.cluster import Cluster
-from support.jobs.far_job import FAR, FOREVER, check_rounds, fill, stop
+from support.devices.cluster import Cluster, run
+from support.jobs.far_job import FAR, FOREVER, check_rounds, fill, read, stop
 from support.jobs.runs import Runner, ready
 
 from infiniswap.units import MIB
@@ -20,6 +23,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 JOB_MIB, LOCAL_MIB = 96, 64
 """A block that comes back takes a tenth of a second here."""
+FILE_MIB = 96
 ROOMY_MIB, HIGH_MIB = 96, 60
 WAITS = 'echo ready; read -r line; exec "$@"'
 """A job that begins when it is told to, so that its cgroup can be changed before that."""
@@ -42,6 +46,46 @@ def test_a_job_goes_far_under_the_limit_of_version_2(frontend: str, runner: Runn
     assert summary["swap_peak_bytes"] < 16 * MIB
     assert summary["page_in_remote_bytes"] > 0
     assert runner.leftovers() == []
+
+
+@pytest.fixture
+def input_file(tmp_path: Path) -> Iterator[Path]:
+    """On a file system with page cache, which that of the guest's root has not; not cached yet."""
+    image, mounted = tmp_path / "image", tmp_path / "mounted"
+    with image.open("wb") as file:
+        file.truncate((FILE_MIB + 32) * MIB)
+    run("mkfs.ext4", "-q", "-b", "4096", "-O", "^has_journal", image)
+    mounted.mkdir()
+    run("mount", "-o", "loop", image, mounted)
+    try:
+        (mounted / "input").write_bytes(os.urandom(MIB) * FILE_MIB)
+        os.sync()
+        yield mounted / "input"
+    finally:
+        run("umount", mounted)
+
+
+@on_ublk
+def test_files_go_before_memory_under_version_2(
+    frontend: str, runner: Runner, input_file: Path
+) -> None:
+    """Which has no swappiness: the agent reclaims files ahead of need."""
+    process = runner.popen(
+        *read(input_file, FOREVER, JOB_MIB),
+        options=(*FAR, "--frontend", frontend),
+        local=f"{LOCAL_MIB}M",
+        stdin=subprocess.PIPE,
+    )
+    check_rounds(process, 0, 1)
+    cgroup = runner.cgroup(process).path
+    events = dict(line.split() for line in (cgroup / "memory.events").read_text().splitlines())
+    assert int(events["max"]) < 50, events  # by the kernel alone: hundreds
+    stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    assert int(stat["workingset_refault_anon"]) < 50
+    assert int((cgroup / "memory.swap.current").read_text()) < MIB
+    assert runner.status["far"]["used_bytes"] > 0
+    stop(process)
+    runner.nothing_left()
 
 
 @pytest.mark.full  # as long as the one above
