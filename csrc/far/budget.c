@@ -30,9 +30,9 @@
 #define REFAULTS         2u          /* of files, and of memory that the kernel has swapped out */
 #define MARGIN_BYTES     (8ll << 20) /* what others may take between two looks */
 #define BUDGET_PAGES_MIN (4 * (int64_t)ISWF_BLOCK_PAGES)
-#define SWAPPED_NS       20000000ull /* between two looks at what the kernel has swapped out */
-#define NO_LIMIT         (1ll << 60) /* and above: bytes */
-#define AGAIN_MAX        64u         /* pages in FILES_NS that come back: too few to tell */
+#define SWAPPED_NS       100000000ull /* between two looks at what the kernel has swapped out */
+#define NO_LIMIT         (1ll << 60)  /* and above: bytes */
+#define AGAIN_MAX        64u          /* pages in FILES_NS that come back: too few to tell */
 #define FILES_NS         50000000ull
 #define FILES_STEP_BYTES (4ll << 20)
 #define FILES_BACK_BYTES (256ll << 10)

@@ -60,8 +60,8 @@ struct pm_scan_arg {
 /* The reader waits for an operation under way: not for long. */
 #define COPY_BYTES_MAX (128u << 10)
 #define BORDER_BYTES   ((size_t)ISWF_BORDER_BLOCKS * ISWF_BLOCK_BYTES)
-
-#define SWAPPED_REGIONS 64
+/* Runs of pages in swap that one call tells of. */
+#define SWAPPED_REGIONS 128u
 
 #define A (&iswf_agent)
 

@@ -17,9 +17,9 @@
 
 #define MIB          (1ll << 20)
 #define NONE         (-1)
-#define TURN         5000000ull  /* later than the last look */
-#define CALM         60000000ull /* later than the last look at refaults */
-#define SWAPPED      25000000ull /* later than the last look at what is in swap */
+#define TURN         5000000ull   /* later than the last look */
+#define CALM         60000000ull  /* later than the last look at refaults */
+#define SWAPPED      105000000ull /* later than the last look at what is in swap */
 #define PAGES(bytes) ((bytes) / (int64_t)ISWF_PAGE_BYTES)
 
 struct iswf_agent iswf_agent = {.lock = PTHREAD_MUTEX_INITIALIZER};

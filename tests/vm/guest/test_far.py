@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,7 @@ WAITS = 'echo ready; read -r line; exec "$@"'
 on_ublk = pytest.mark.parametrize("frontend", ["ublk"], indirect=True)
 
 
+@pytest.mark.full  # the one below it checks bytes and limit, too
 @on_ublk
 def test_a_job_goes_far_under_the_limit_of_version_2(frontend: str, runner: Runner) -> None:
     options = (*FAR, "--frontend", frontend)
@@ -115,6 +116,44 @@ def test_memory_high_of_version_2_bounds_what_is_at_home(frontend: str, runner: 
     path.unlink()
     assert summary["far"]["peak_bytes"] > (JOB_MIB - HIGH_MIB) * MIB
     assert summary["swap_peak_bytes"] < 8 * MIB
+    runner.nothing_left()
+
+
+@pytest.fixture
+def strict() -> Iterator[Callable[[], int]]:
+    """Call it: from then on the kernel lets nobody reserve more than there is."""
+    mode = Path("/proc/sys/vm/overcommit_memory")
+    before = mode.read_text()
+    try:
+        yield lambda: mode.write_text("2")
+    finally:
+        mode.write_text(before)
+
+
+@pytest.mark.full
+@on_ublk
+def test_without_overcommit_a_job_runs_with_swap_alone_or_is_refused(
+    frontend: str, runner: Runner, strict: Callable[[], int]
+) -> None:
+    path = runner.cluster.root / "summary.json"
+    options = (*FAR, "--frontend", frontend, "--summary-json", str(path))
+    process = runner.popen(
+        *("sh", "-c", WAITS, "sh", *fill(1, JOB_MIB)),
+        options=options,
+        local=f"{LOCAL_MIB}M",
+        stdin=subprocess.PIPE,
+    )
+    ready(process)
+    strict()
+    _, stderr = process.communicate(b"go\n", timeout=600)
+    assert process.returncode == 0, stderr.decode()
+    summary = json.loads(path.read_text())
+    path.unlink()
+    assert (summary["far"]["never"], summary["far"]["peak_bytes"]) == ({"addresses": 1}, 0)
+    assert summary["swap_peak_bytes"] > (JOB_MIB - LOCAL_MIB) * MIB
+    done = runner("echo", "ran", options=options, local=f"{LOCAL_MIB}M")
+    assert (done.returncode, done.stdout) == (5, b"")
+    assert b"vm.overcommit_memory=0" in done.stderr
     runner.nothing_left()
 
 
