@@ -333,8 +333,8 @@ struct iswf_digest iswf_digest(const char *page);
 int iswf_digest_init(void);            /* 0 or -errno */
 int iswf_memory_open(int device_fd);   /* the userfaultfd, or -errno */
 int iswf_memory_init(uint32_t blocks); /* ranges, registered: all or none */
-/* How many of the pages there the kernel has in swap. */
-uint64_t iswf_swapped_pages(const char *at, size_t bytes);
+/* How many pages of the block there the kernel has in swap; 0, too, where it does not tell. */
+uint32_t iswf_swapped_pages(const char *at);
 void iswf_memory_close(void); /* the userfaultfd */
 /* Threads that read the kernel's messages and serve them; one of them always reads. messages.c */
 #define ISWF_SERVE_THREADS 3u
@@ -355,12 +355,6 @@ void iswf_link_tell(void);       /* the counts, to people */
 int iswf_budget_open(const char *cgroup);
 void iswf_budget_close(void);
 bool iswf_budget_look(void); /* at most every few milliseconds; false: not now */
-
-/* files_first.c */
-void iswf_files_open(const char *cgroup);
-void iswf_files_close(void);
-/* first: files go before memory of programs, and so many bytes of them now. No lock. */
-void iswf_files_first(bool first, int64_t excess_bytes);
 
 /* surroundings.c. Whether an agent may be here, and how many blocks it may reserve. */
 enum iswf_off iswf_look_around(uint32_t *blocks_max_out);

@@ -8,8 +8,8 @@
  *
  * The kernel itself would swap the program's memory out to keep files that it has read once. Then
  * usage falls, more seems to be free, and the same bytes leave and come by both ways. So what is
- * home and in swap counts as used, and the kernel is told to take files alone while most of the
- * job's memory is the agent's.
+ * home and in swap counts as used, and files are reclaimed ahead of need: by us, where cgroups are
+ * of version 2, which have no swappiness (version 1: infiniswap/cli/run/files_first.py).
  */
 #define _GNU_SOURCE 1
 #include <errno.h>
@@ -30,17 +30,21 @@
 #define REFAULTS         2u          /* of files, and of memory that the kernel has swapped out */
 #define MARGIN_BYTES     (8ll << 20) /* what others may take between two looks */
 #define BUDGET_PAGES_MIN (4 * (int64_t)ISWF_BLOCK_PAGES)
-#define SWAPPED_NS       100000000ull /* between two looks at what the kernel has swapped out */
-#define NO_LIMIT         (1ll << 60)  /* and above: bytes */
-#define AGAIN_MAX        64u          /* pages in FILES_NS that come back: too few to tell */
+#define NO_LIMIT         (1ll << 60) /* and above: bytes */
+#define AGAIN_MAX        64u         /* pages in FILES_NS that come back: too few to tell */
 #define FILES_NS         50000000ull
 #define FILES_STEP_BYTES (4ll << 20)
 #define FILES_BACK_BYTES (256ll << 10)
 #define FILES_CALM_NS    2000000000ull
 #define FILES_BYTES_MAX  (160ll << 20)
 #define FILES_SHARE      4
-#define OURS_SHARE       2 /* of the job's memory that is ours: the kernel takes files alone */
-#define REFAULTS_UNKNOWN UINT64_MAX
+/* Of the job's memory that is ours: files are reclaimed. Several programs may have a part each. */
+#define OURS_SHARE       8
+#define RECLAIM_RESTS_NS 200000000ull /* after a reclaim that found too little, which takes long   \
+				       */
+#define RECLAIM_BYTES_MAX (4ll << 20)
+#define SWEEP_BLOCKS      16u /* that one look asks the kernel about */
+#define REFAULTS_UNKNOWN  UINT64_MAX
 
 #define A (&iswf_agent)
 
@@ -73,21 +77,25 @@ static struct {
 	struct level levels[LEVELS_MAX];
 	uint32_t levels_count;
 	atomic_uint_fast64_t looked_ns;
-	int64_t left_bytes, swapped_bytes;
-	uint64_t swapped_ns;
+	atomic_bool looking; /* one thread at a time */
+	int64_t left_bytes;
+	int64_t swapped_pages, sweep_pages; /* of the last sweep, and of this one so far */
+	uint32_t sweep_block;
+	int reclaim_fd; /* -1: there is no such file, or it is not ours to write */
+	uint64_t reclaim_rests_until_ns;
 	uint64_t files_looked_ns, disturbed_ns, refaults_last, fetched_last; /* pages */
-} budget = {.refaults_last = REFAULTS_UNKNOWN};
+} budget = {.reclaim_fd = -1};
 
 #define B (&budget)
 
 /* ------------------------------------------------------------------- files */
 
-static int open_file(const char *cgroup, const char *name)
+static int open_file(const char *cgroup, const char *name, int mode)
 {
 	char path[PATH_BYTES + 64];
 
 	snprintf(path, sizeof(path), "%s/%s", cgroup, name);
-	return iswf_own_fd(open(path, O_RDONLY | O_CLOEXEC));
+	return iswf_own_fd(open(path, mode | O_CLOEXEC));
 }
 
 static bool is_there(const char *cgroup, const char *name)
@@ -155,12 +163,13 @@ static int open_level(const char *cgroup, struct level *level)
 	bool is_job = level == B->levels;
 
 	for (uint32_t i = 0; i < LIMITS; i++)
-		level->limit_fds[i] =
-			B->names->limits[i] == NULL ? -1 : open_file(cgroup, B->names->limits[i]);
+		level->limit_fds[i] = B->names->limits[i] == NULL
+					      ? -1
+					      : open_file(cgroup, B->names->limits[i], O_RDONLY);
 	level->usage_fd = level->stat_fd = -1;
 	if (is_job || limit_of(level) < NO_LIMIT) {
-		level->usage_fd = open_file(cgroup, B->names->usage);
-		level->stat_fd = open_file(cgroup, "memory.stat");
+		level->usage_fd = open_file(cgroup, B->names->usage, O_RDONLY);
+		level->stat_fd = open_file(cgroup, "memory.stat", O_RDONLY);
 		if (level->usage_fd >= 0 && level->stat_fd >= 0)
 			return 1;
 	}
@@ -170,7 +179,8 @@ static int open_level(const char *cgroup, struct level *level)
 
 void iswf_budget_close(void)
 {
-	iswf_files_close();
+	iswf_close_own(B->reclaim_fd);
+	B->reclaim_fd = -1;
 	while (B->levels_count > 0)
 		close_level(&B->levels[--B->levels_count]);
 }
@@ -181,7 +191,9 @@ int iswf_budget_open(const char *cgroup)
 
 	if (snprintf(path, sizeof(path), "%s", cgroup) >= (int)sizeof(path))
 		return -ENAMETOOLONG;
-	iswf_files_open(path);
+	B->left_bytes = 0;
+	B->refaults_last = REFAULTS_UNKNOWN;
+	B->reclaim_fd = open_file(path, "memory.reclaim", O_WRONLY);
 	B->names = &versions[is_there(path, versions[1].usage)];
 	do {
 		int code = B->levels_count == LEVELS_MAX
@@ -246,16 +258,16 @@ static void look_at_refaults(uint64_t refaults, int64_t limit, uint64_t now)
 	}
 }
 
-/* Of all levels, in bytes. */
+/* In bytes. */
 struct spare {
-	int64_t free;   /* until a limit, less the margin */
-	int64_t usable; /* the same, and the page cache; below 0: the job has too much */
-	int64_t others; /* what the job's cgroup has beside page cache */
+	int64_t usable; /* what all levels leave beside page cache; below 0: the job has too much */
+	/* Of the job's own cgroup: until its limit, page cache, and memory beside that. */
+	int64_t free, files, others;
 };
 
 static void look_at_level(const struct level *level, struct spare *spare, uint64_t now)
 {
-	static char stat[STAT_BYTES]; /* one thread at a time: see looked_ns */
+	static char stat[STAT_BYTES]; /* one thread at a time: see `looking` */
 	char text[32];
 	int64_t limit = limit_of(level), used, left, files;
 
@@ -263,56 +275,113 @@ static void look_at_level(const struct level *level, struct spare *spare, uint64
 		return;
 	used = (int64_t)strtoull(text, NULL, 10);
 	left = limit - MARGIN_BYTES - used;
-	if (left < spare->free)
-		spare->free = left;
 	/* With the files it is more still. */
 	if (left >= spare->usable || !read_text(level->stat_fd, stat, sizeof(stat)))
 		return;
 	files = number_in(stat, B->names->inactive_file) + number_in(stat, B->names->active_file);
 	if (level == B->levels) {
 		look_at_refaults(refaults_in(stat), limit, now);
+		spare->free = limit - used;
+		spare->files = files;
 		spare->others = used - files;
 	}
 	if (left + files < spare->usable)
 		spare->usable = left + files;
 }
 
-/* What is home and in swap, in bytes: it comes back to where it is. */
-static int64_t swapped_bytes(uint64_t now)
+/* The next block of the sweep that has pages at home; ISWF_NONE: the sweep has ended. */
+static uint32_t next_of_sweep(void)
 {
-	size_t used;
+	uint32_t found = ISWF_NONE;
 
-	if (A->arena == NULL || now - B->swapped_ns < SWAPPED_NS)
-		return B->swapped_bytes;
-	B->swapped_ns = now;
 	pthread_mutex_lock(&A->lock);
-	used = (size_t)A->blocks_used * ISWF_BLOCK_BYTES;
+	while (found == ISWF_NONE && B->sweep_block < A->blocks_used) {
+		const struct iswf_block *b = &A->blocks[B->sweep_block];
+
+		if (!b->left && iswf_mask_any(&b->home))
+			found = B->sweep_block;
+		B->sweep_block++;
+	}
 	pthread_mutex_unlock(&A->lock);
-	B->swapped_bytes = (int64_t)(iswf_swapped_pages(A->arena, used) * ISWF_PAGE_BYTES);
-	return B->swapped_bytes;
+	return found;
+}
+
+/* Goes on counting which pages at home the kernel has in swap: they come back to where they are. */
+static void sweep(void)
+{
+	for (uint32_t i = 0; i < SWEEP_BLOCKS; i++) {
+		uint32_t block = next_of_sweep();
+
+		if (block == ISWF_NONE) {
+			B->swapped_pages = B->sweep_pages;
+			B->sweep_pages = 0;
+			B->sweep_block = 0;
+			return;
+		}
+		B->sweep_pages += iswf_swapped_pages(iswf_at(block));
+	}
+}
+
+/*
+ * Files alone, some at a time, where the limit is near and the job has more of them than is left to
+ * the kernel. Since Linux 6.9; the first try tells.
+ */
+static void reclaim_files(const struct spare *spare, int64_t held_bytes, uint64_t now)
+{
+	int64_t bytes = MARGIN_BYTES - spare->free;
+	int64_t most = spare->files - B->left_bytes - MARGIN_BYTES / 2;
+	char text[48];
+	int length;
+
+	if (B->reclaim_fd < 0 || now < B->reclaim_rests_until_ns || bytes < MARGIN_BYTES / 2 ||
+	    held_bytes < spare->others / OURS_SHARE)
+		return;
+	bytes = bytes < RECLAIM_BYTES_MAX ? bytes : RECLAIM_BYTES_MAX;
+	bytes = bytes < most ? bytes : most;
+	if (bytes <= 0)
+		return;
+	length = snprintf(text, sizeof(text), "%lld swappiness=0", (long long)bytes);
+	if (pwrite(B->reclaim_fd, text, (size_t)length, 0) >= 0)
+		return;
+	B->reclaim_rests_until_ns = iswf_now_ns() + RECLAIM_RESTS_NS;
+	if (errno != EINVAL)
+		return;
+	iswf_close_own(B->reclaim_fd);
+	B->reclaim_fd = -1;
+}
+
+static void look(uint64_t now)
+{
+	struct spare spare = {.usable = NO_LIMIT, .free = NO_LIMIT};
+	int64_t held_bytes;
+	bool rests;
+
+	for (uint32_t i = 0; i < B->levels_count; i++)
+		look_at_level(&B->levels[i], &spare, now);
+	if (A->arena != NULL)
+		sweep();
+	pthread_mutex_lock(&A->lock);
+	held_bytes = A->held_pages * (int64_t)ISWF_PAGE_BYTES;
+	A->budget_pages = A->held_pages - B->swapped_pages +
+			  (spare.usable - B->left_bytes) / (int64_t)ISWF_PAGE_BYTES;
+	if (A->budget_pages < BUDGET_PAGES_MIN)
+		A->budget_pages = BUDGET_PAGES_MIN;
+	rests = iswf_rests() || now < A->full_until_ns;
+	pthread_mutex_unlock(&A->lock);
+	if (!rests)
+		reclaim_files(&spare, held_bytes, now);
 }
 
 bool iswf_budget_look(void)
 {
-	uint64_t now = iswf_now_ns(), looked = atomic_load(&B->looked_ns);
-	struct spare spare = {.free = NO_LIMIT, .usable = NO_LIMIT, .others = NO_LIMIT};
-	int64_t held_bytes;
+	uint64_t now = iswf_now_ns();
 
-	/* Signed: while one thread looks, the time is in the future. */
-	if ((int64_t)(now - looked) < (int64_t)LOOK_NS ||
-	    !atomic_compare_exchange_strong(&B->looked_ns, &looked, now + 100 * LOOK_NS))
+	/* Signed: another thread may have looked since. */
+	if ((int64_t)(now - atomic_load(&B->looked_ns)) < (int64_t)LOOK_NS ||
+	    atomic_exchange(&B->looking, true))
 		return false;
-	for (uint32_t i = 0; i < B->levels_count; i++)
-		look_at_level(&B->levels[i], &spare, now);
-	spare.usable -= B->left_bytes + swapped_bytes(now);
-	pthread_mutex_lock(&A->lock);
-	held_bytes = A->held_pages * (int64_t)ISWF_PAGE_BYTES;
-	A->budget_pages = A->held_pages + spare.usable / (int64_t)ISWF_PAGE_BYTES;
-	if (A->budget_pages < BUDGET_PAGES_MIN)
-		A->budget_pages = BUDGET_PAGES_MIN;
-	pthread_mutex_unlock(&A->lock);
-	iswf_files_first(held_bytes > spare.others / OURS_SHARE,
-			 spare.free < -MARGIN_BYTES / 2 ? -spare.free : 0);
-	atomic_store(&B->looked_ns, now);
+	look(now);
+	atomic_store(&B->looked_ns, iswf_now_ns());
+	atomic_store(&B->looking, false);
 	return true;
 }

@@ -40,6 +40,7 @@ static void refused(struct iswf_block *b, uint32_t block)
 	iswf_count(&A->count.refused_moves, 1);
 	iswf_queue_add(ISWF_Q_HOME, block); /* at its end */
 	b->queued_ms = iswf_now_ms();
+	b->filled = false; /* in FILLED it would be tried again at once */
 	if (++b->refusals < REFUSALS_MAX)
 		return;
 	b->fixed = true;

@@ -60,8 +60,8 @@ struct pm_scan_arg {
 /* The reader waits for an operation under way: not for long. */
 #define COPY_BYTES_MAX (128u << 10)
 #define BORDER_BYTES   ((size_t)ISWF_BORDER_BLOCKS * ISWF_BLOCK_BYTES)
-/* Runs of pages in swap that one call tells of. */
-#define SWAPPED_REGIONS 128u
+/* Runs of single pages at most: half of a block's. */
+#define SWAPPED_REGIONS (ISWF_BLOCK_PAGES / 2)
 
 #define A (&iswf_agent)
 
@@ -327,28 +327,24 @@ static bool real_is_huge(const char *at)
 	return ioctl(pagemap, PAGEMAP_SCAN, &scan) != 0;
 }
 
-uint64_t iswf_swapped_pages(const char *at, size_t bytes)
+uint32_t iswf_swapped_pages(const char *at)
 {
 	struct page_region regions[SWAPPED_REGIONS];
 	struct pm_scan_arg scan = {
 		.size = sizeof(scan),
 		.start = (uintptr_t)at,
-		.end = (uintptr_t)at + bytes,
+		.end = (uintptr_t)at + ISWF_BLOCK_BYTES,
 		.vec = (uintptr_t)regions,
 		.vec_len = SWAPPED_REGIONS,
 		.category_mask = PAGE_IS_SWAPPED,
 		.return_mask = PAGE_IS_SWAPPED,
 	};
+	int count = ioctl(pagemap, PAGEMAP_SCAN, &scan);
 	uint64_t found = 0;
-	int count;
 
-	do {
-		count = ioctl(pagemap, PAGEMAP_SCAN, &scan);
-		for (int i = 0; i < count; i++)
-			found += regions[i].end - regions[i].start;
-		scan.start = scan.walk_end;
-	} while (count > 0 && scan.start < scan.end);
-	return found / ISWF_PAGE_BYTES;
+	for (int i = 0; i < count; i++)
+		found += regions[i].end - regions[i].start;
+	return (uint32_t)(found / ISWF_PAGE_BYTES);
 }
 
 /*

@@ -43,6 +43,9 @@ SWAPPINESS = 100
 """For jobs on version 1, where it is per cgroup (60 by default): 100 values anonymous pages and
 file cache alike. What a job swaps out comes back from a donor's memory at least as fast as file
 pages come back from disk, so there is no reason to prefer dropping file cache."""
+FILES_FIRST = 1
+"""For jobs with far memory, on version 1: page cache goes before memory of programs. With 0 the
+kernel would rather end the job than swap."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _POLL_S = 0.02
@@ -109,19 +112,19 @@ class MemoryCgroup:
         file = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
         write_text(self.path / file, str(limit_bytes), "cannot set the memory limit")
 
-    def allow_reclaim(self, uid: int) -> None:
-        """Lets a user's processes say which of the job's memory goes first, files or programs'.
+    def set_swappiness(self, value: int) -> None:
+        """On version 1, where the kernel allows it."""
+        if self.version == 1:
+            try_write_text(self.path / "memory.swappiness", str(value))
 
-        Raises:
-            NotPermittedError, SystemCallError: the kernel's refusal.
+    def allow_reclaim(self, uid: int) -> None:
+        """On version 2: lets a user's processes have some of its memory reclaimed, if they may.
+
+        Without it they are slower, no more.
         """
-        path = self.path / ("memory.reclaim" if self.version == 2 else "memory.swappiness")
-        try:
-            os.chown(path, uid, -1)
-        except FileNotFoundError:  # before Linux 5.19
-            return
-        except OSError as error:
-            raise from_oserror("cannot give away", error, where=str(path)) from error
+        if self.version == 2:
+            with contextlib.suppress(OSError):
+                os.chown(self.path / "memory.reclaim", uid, -1)
 
     def kill(self, *, timeout_s: float = 10.0) -> None:
         """SIGKILL to all in it, until it is empty.
@@ -283,8 +286,7 @@ def create_memory_cgroup(name: str, limit_bytes: int, *, proc: Path = PROC) -> M
         ) from error
     try:
         cgroup.set_limit(limit_bytes)
-        if hierarchy.version == 1:
-            try_write_text(cgroup.path / "memory.swappiness", str(SWAPPINESS))
+        cgroup.set_swappiness(SWAPPINESS)
     except BaseException:
         cgroup.remove()
         raise

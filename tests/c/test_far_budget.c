@@ -17,14 +17,15 @@
 
 #define MIB          (1ll << 20)
 #define NONE         (-1)
-#define TURN         5000000ull   /* later than the last look */
-#define CALM         60000000ull  /* later than the last look at refaults */
-#define SWAPPED      105000000ull /* later than the last look at what is in swap */
+#define TURN         5000000ull  /* later than the last look */
+#define CALM         60000000ull /* later than the last look at refaults */
+#define BLOCKS       40u         /* two looks and a part: a sweep of those at home */
 #define PAGES(bytes) ((bytes) / (int64_t)ISWF_PAGE_BYTES)
 
 struct iswf_agent iswf_agent = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static uint64_t now_ns = 1, swapped_pages;
+static uint64_t now_ns = 1;
+static uint32_t swapped_pages;
 static char top[] = "/tmp/isw-budget-XXXXXX", job[64];
 
 uint64_t iswf_now_ns(void)
@@ -43,9 +44,17 @@ void iswf_close_own(int fd)
 		close(fd);
 }
 
-uint64_t iswf_swapped_pages(const char *at, size_t bytes)
+bool iswf_mask_any(const struct iswf_mask *mask)
 {
-	CHECK(at == iswf_agent.arena && bytes == 3 * ISWF_BLOCK_BYTES);
+	return mask->word[0] != 0;
+}
+
+uint32_t iswf_swapped_pages(const char *at)
+{
+	uint32_t block = (uint32_t)((at - iswf_agent.arena) / ISWF_BLOCK_BYTES);
+
+	CHECK(block < BLOCKS && iswf_agent.blocks[block].home.word[0] != 0);
+	CHECK(!iswf_agent.blocks[block].left);
 	return swapped_pages;
 }
 
@@ -184,25 +193,33 @@ TEST(what_comes_back_from_far_leaves_the_kernel_less)
 	iswf_budget_close();
 }
 
-/* Else more would seem free the more of the job the kernel swaps out. */
+/* Else more would seem free the more of the job the kernel swaps out. What was handed back is the
+ * kernel's, and is used nowhere. */
 TEST(what_is_home_and_in_swap_counts_as_used)
 {
-	char arena[1];
+	static struct iswf_block blocks[BLOCKS];
+	static char arena[BLOCKS]; /* its addresses alone */
 	int64_t before;
 
 	begin(64 * MIB, NONE, 20 * MIB, 0);
 	now_ns += CALM; /* refaults are looked at */
 	before = look();
+	for (uint32_t i = 0; i < BLOCKS; i++)
+		blocks[i].home.word[0] = i != 7;
+	blocks[8].left = true;
 	iswf_agent.arena = arena;
-	iswf_agent.blocks_used = 3;
-	swapped_pages = 100;
-	now_ns += SWAPPED;
-	CHECK_EQ(look(), before - 100);
+	iswf_agent.blocks = blocks;
+	iswf_agent.blocks_used = BLOCKS - 1;
+	swapped_pages = 10;
+	CHECK_EQ(look(), before); /* so many at a time */
+	CHECK_EQ(look(), before);
+	CHECK_EQ(look(), before - 10 * (int64_t)(BLOCKS - 3));
 	swapped_pages = 0;
-	CHECK_EQ(look(), before - 100); /* not looked at again in a moment */
-	now_ns += SWAPPED;
+	CHECK_EQ(look(), before - 10 * (int64_t)(BLOCKS - 3));
+	CHECK_EQ(look(), before - 10 * (int64_t)(BLOCKS - 3));
 	CHECK_EQ(look(), before);
 	iswf_agent.arena = NULL;
+	iswf_agent.blocks_used = 0;
 	iswf_budget_close();
 }
 
@@ -228,23 +245,36 @@ static bool says(const char *name, const char *wanted)
 	return strcmp(text, wanted) == 0;
 }
 
-/* Version 1 by swappiness, 2 by a reclaim ahead of need: as long as most of the job is ours. */
+/* By a reclaim ahead of need, which leaves what the kernel is left, and never more at once. */
 TEST(files_go_before_the_programs_memory)
 {
-	write_file(job, "memory.swappiness", "");
 	write_file(job, "memory.reclaim", "");
-	begin(512 * MIB, NONE, 500 * MIB, 350 * MIB); /* 150 MiB beside files; 100 are ours */
-	CHECK(says("memory.swappiness", "1") && says("memory.reclaim", ""));
-	write_cgroup(job, 512 * MIB, 509 * MIB, 350 * MIB);
+	begin(512 * MIB, 512 * MIB, 500 * MIB, 350 * MIB); /* 150 MiB beside files; 100 are ours */
+	CHECK(says("memory.reclaim", ""));
+	write_file(top, "memory.current", "%lld\n", 512 * MIB); /* others' files, say */
 	look();
-	CHECK(says("memory.swappiness", "") && says("memory.reclaim", "5242880 swappiness=0"));
-	iswf_agent.held_pages = PAGES(70 * MIB);
+	CHECK(says("memory.reclaim", ""));
+	write_cgroup(job, 512 * MIB, 508 * MIB, 350 * MIB);
 	look();
-	CHECK(says("memory.swappiness", "100") && says("memory.reclaim", ""));
+	CHECK(says("memory.reclaim", "4194304 swappiness=0"));
+	write_cgroup(job, 512 * MIB, 508 * MIB, 5 * MIB);
+	look();
+	CHECK(says("memory.reclaim", "1048576 swappiness=0"));
+	write_cgroup(job, 512 * MIB, 508 * MIB, 4 * MIB);
+	look();
+	CHECK(says("memory.reclaim", ""));
+	write_cgroup(job, 512 * MIB, 508 * MIB, 350 * MIB);
+	iswf_agent.held_pages = PAGES(19 * MIB); /* hardly any of it is ours */
+	look();
+	CHECK(says("memory.reclaim", ""));
+	iswf_agent.held_pages = PAGES(100 * MIB);
+	iswf_agent.full_until_ns = now_ns + CALM; /* nothing can leave */
+	look();
+	CHECK(says("memory.reclaim", ""));
+	iswf_agent.full_until_ns = 0;
 	iswf_budget_close();
-	remove_file(job, "memory.swappiness");
 	remove_file(job, "memory.reclaim");
-	begin(512 * MIB, NONE, 508 * MIB, 400 * MIB); /* there is neither file */
+	begin(512 * MIB, NONE, 508 * MIB, 400 * MIB); /* before version 2, or Linux 5.19 */
 	look();
 	iswf_budget_close();
 }

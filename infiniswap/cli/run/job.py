@@ -11,6 +11,7 @@ from typing import Final
 
 from infiniswap.cli.run import far
 from infiniswap.cli.run.device import END_S_MAX
+from infiniswap.cli.run.files_first import FilesFirst
 from infiniswap.cli.run.live_line import LiveLine, say
 from infiniswap.cli.run.request import RunRequest
 from infiniswap.device.api import DeviceStatus
@@ -135,11 +136,13 @@ def _run_job(
     paths, watch, others = paging.paths, paging.watch, paging.others
     live = LiveLine(paths, sampler, request.local_bytes, told, enabled=not request.args.quiet)
     attendant = Attendant(cgroup, wanted=not request.is_member)
+    files = FilesFirst(cgroup, wanted=request.far is not None and not request.far.unfit)
     started_s = time.monotonic()
 
     def tick() -> None:
         sampler.far_bytes = told.far_bytes
         sampler.sample()
+        files.look(told.far_bytes, 0 if sampler.memory is None else sampler.memory.swap_bytes or 0)
         attendant.look(sampler.peaks.swap)
         if not request.is_member:
             others.look()
