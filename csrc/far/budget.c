@@ -39,9 +39,9 @@
 #define FILES_BYTES_MAX  (160ll << 20)
 #define FILES_SHARE      4
 /* Of the job's memory that is ours: files are reclaimed. Several programs may have a part each. */
-#define OURS_SHARE       8
-#define RECLAIM_RESTS_NS 200000000ull /* after a reclaim that found too little, which takes long   \
-				       */
+#define OURS_SHARE 8
+/* So long after a reclaim that found too little: such a one takes long. */
+#define RECLAIM_RESTS_NS  200000000ull
 #define RECLAIM_BYTES_MAX (4ll << 20)
 #define SWEEP_BLOCKS      16u /* that one look asks the kernel about */
 #define REFAULTS_UNKNOWN  UINT64_MAX
