@@ -38,12 +38,14 @@
 #define FILES_CALM_NS    2000000000ull
 #define FILES_BYTES_MAX  (160ll << 20)
 #define FILES_SHARE      4
-/* Of the job's memory that is ours: files are reclaimed. Several programs may have a part each. */
-#define OURS_SHARE 8
+/* With less, other memory of the job should go as the kernel sees fit. */
+#define RECLAIM_HELD_BYTES_MIN (32ll << 20)
 /* So long after a reclaim that found too little: such a one takes long. */
 #define RECLAIM_RESTS_NS  200000000ull
 #define RECLAIM_BYTES_MAX (4ll << 20)
 #define SWEEP_BLOCKS      16u /* that one look asks the kernel about */
+#define SWEEP_VISITS      64u /* while the lock is held */
+#define SWEEP_LOOKS       128u
 #define REFAULTS_UNKNOWN  UINT64_MAX
 
 #define A (&iswf_agent)
@@ -77,10 +79,11 @@ static struct {
 	struct level levels[LEVELS_MAX];
 	uint32_t levels_count;
 	atomic_uint_fast64_t looked_ns;
-	atomic_bool looking; /* one thread at a time */
+	atomic_bool looking, reclaiming; /* one thread at a time */
 	int64_t left_bytes;
 	int64_t swapped_pages, sweep_pages; /* of the last sweep, and of this one so far */
 	uint32_t sweep_block;
+	bool sweep_ends;
 	int reclaim_fd; /* -1: there is no such file, or it is not ours to write */
 	uint64_t reclaim_rests_until_ns;
 	uint64_t files_looked_ns, disturbed_ns, refaults_last, fetched_last; /* pages */
@@ -261,8 +264,9 @@ static void look_at_refaults(uint64_t refaults, int64_t limit, uint64_t now)
 /* In bytes. */
 struct spare {
 	int64_t usable; /* what all levels leave beside page cache; below 0: the job has too much */
-	/* Of the job's own cgroup: until its limit, page cache, and memory beside that. */
-	int64_t free, files, others;
+	int64_t free, files; /* of the job's own cgroup: until its limit; page cache */
+	int64_t held;        /* by us; 0 where nothing may leave */
+	int64_t left;        /* to the kernel */
 };
 
 static void look_at_level(const struct level *level, struct spare *spare, uint64_t now)
@@ -283,25 +287,25 @@ static void look_at_level(const struct level *level, struct spare *spare, uint64
 		look_at_refaults(refaults_in(stat), limit, now);
 		spare->free = limit - used;
 		spare->files = files;
-		spare->others = used - files;
 	}
 	if (left + files < spare->usable)
 		spare->usable = left + files;
 }
 
-/* The next block of the sweep that has pages at home; ISWF_NONE: the sweep has ended. */
+/* The next block of the sweep that has pages at home; ISWF_NONE: not among those looked at. */
 static uint32_t next_of_sweep(void)
 {
 	uint32_t found = ISWF_NONE;
 
 	pthread_mutex_lock(&A->lock);
-	while (found == ISWF_NONE && B->sweep_block < A->blocks_used) {
-		const struct iswf_block *b = &A->blocks[B->sweep_block];
-
-		if (!b->left && iswf_mask_any(&b->home))
+	for (uint32_t i = 0; i < SWEEP_VISITS && found == ISWF_NONE; i++) {
+		if (B->sweep_block >= A->blocks_used)
+			break;
+		if (iswf_mask_any(&A->blocks[B->sweep_block].home))
 			found = B->sweep_block;
 		B->sweep_block++;
 	}
+	B->sweep_ends = B->sweep_block >= A->blocks_used;
 	pthread_mutex_unlock(&A->lock);
 	return found;
 }
@@ -309,16 +313,22 @@ static uint32_t next_of_sweep(void)
 /* Goes on counting which pages at home the kernel has in swap: they come back to where they are. */
 static void sweep(void)
 {
-	for (uint32_t i = 0; i < SWEEP_BLOCKS; i++) {
+	uint64_t blocks = SWEEP_BLOCKS;
+
+	/* Where there are some, the count is renewed about twice a second. */
+	if (B->swapped_pages + B->sweep_pages != 0)
+		blocks += (uint64_t)A->budget_pages / ISWF_BLOCK_PAGES / SWEEP_LOOKS;
+	for (uint64_t i = 0; i < blocks; i++) {
 		uint32_t block = next_of_sweep();
 
-		if (block == ISWF_NONE) {
-			B->swapped_pages = B->sweep_pages;
-			B->sweep_pages = 0;
-			B->sweep_block = 0;
-			return;
-		}
-		B->sweep_pages += iswf_swapped_pages(iswf_at(block));
+		if (block != ISWF_NONE)
+			B->sweep_pages += iswf_swapped_pages(iswf_at(block));
+		if (!B->sweep_ends)
+			continue;
+		B->swapped_pages = B->sweep_pages;
+		B->sweep_pages = 0;
+		B->sweep_block = 0;
+		return;
 	}
 }
 
@@ -326,15 +336,15 @@ static void sweep(void)
  * Files alone, some at a time, where the limit is near and the job has more of them than is left to
  * the kernel. Since Linux 6.9; the first try tells.
  */
-static void reclaim_files(const struct spare *spare, int64_t held_bytes, uint64_t now)
+static void reclaim_files(const struct spare *spare, uint64_t now)
 {
 	int64_t bytes = MARGIN_BYTES - spare->free;
-	int64_t most = spare->files - B->left_bytes - MARGIN_BYTES / 2;
+	int64_t most = spare->files - spare->left - MARGIN_BYTES / 2;
 	char text[48];
 	int length;
 
 	if (B->reclaim_fd < 0 || now < B->reclaim_rests_until_ns || bytes < MARGIN_BYTES / 2 ||
-	    held_bytes < spare->others / OURS_SHARE)
+	    spare->held < RECLAIM_HELD_BYTES_MIN)
 		return;
 	bytes = bytes < RECLAIM_BYTES_MAX ? bytes : RECLAIM_BYTES_MAX;
 	bytes = bytes < most ? bytes : most;
@@ -350,38 +360,53 @@ static void reclaim_files(const struct spare *spare, int64_t held_bytes, uint64_
 	B->reclaim_fd = -1;
 }
 
-static void look(uint64_t now)
+static struct spare look(uint64_t now)
 {
 	struct spare spare = {.usable = NO_LIMIT, .free = NO_LIMIT};
-	int64_t held_bytes;
-	bool rests;
 
-	for (uint32_t i = 0; i < B->levels_count; i++)
-		look_at_level(&B->levels[i], &spare, now);
 	if (A->arena != NULL)
 		sweep();
+	/* Nothing slow lies between reading what is used and what of it is held. */
+	for (uint32_t i = 0; i < B->levels_count; i++)
+		look_at_level(&B->levels[i], &spare, now);
 	pthread_mutex_lock(&A->lock);
-	held_bytes = A->held_pages * (int64_t)ISWF_PAGE_BYTES;
 	A->budget_pages = A->held_pages - B->swapped_pages +
 			  (spare.usable - B->left_bytes) / (int64_t)ISWF_PAGE_BYTES;
 	if (A->budget_pages < BUDGET_PAGES_MIN)
 		A->budget_pages = BUDGET_PAGES_MIN;
-	rests = iswf_rests() || now < A->full_until_ns;
+	spare.left = B->left_bytes;
+	spare.held = iswf_rests() || now < A->full_until_ns
+			     ? 0
+			     : A->held_pages * (int64_t)ISWF_PAGE_BYTES;
 	pthread_mutex_unlock(&A->lock);
-	if (!rests)
-		reclaim_files(&spare, held_bytes, now);
+	return spare;
+}
+
+static bool is_due(uint64_t now)
+{
+	/* Signed: another thread may have looked since. */
+	return (int64_t)(now - atomic_load(&B->looked_ns)) >= (int64_t)LOOK_NS;
 }
 
 bool iswf_budget_look(void)
 {
-	uint64_t now = iswf_now_ns();
+	struct spare spare;
+	uint64_t now;
 
-	/* Signed: another thread may have looked since. */
-	if ((int64_t)(now - atomic_load(&B->looked_ns)) < (int64_t)LOOK_NS ||
-	    atomic_exchange(&B->looking, true))
+	if (!is_due(iswf_now_ns()) || atomic_exchange(&B->looking, true))
 		return false;
-	look(now);
+	now = iswf_now_ns();
+	if (!is_due(now)) {
+		atomic_store(&B->looking, false);
+		return false;
+	}
+	spare = look(now);
 	atomic_store(&B->looked_ns, iswf_now_ns());
 	atomic_store(&B->looking, false);
+	/* That may take long: the others look meanwhile. */
+	if (!atomic_exchange(&B->reclaiming, true)) {
+		reclaim_files(&spare, now);
+		atomic_store(&B->reclaiming, false);
+	}
 	return true;
 }

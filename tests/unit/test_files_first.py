@@ -29,17 +29,20 @@ def test_files_go_first_while_more_is_far_than_in_swap(tmp_path: Path, clock: li
     (tmp_path / "memory.swappiness").write_text(str(SWAPPINESS))
     files = FilesFirst(MemoryCgroup(tmp_path, 1), wanted=True)
     assert swappiness(tmp_path) == FILES_FIRST
-    files.look(0, MIB)
+    files.look(0, 100 * MIB)
     clock[0] += 1.5  # the device has not been asked since
-    files.look(2 * MIB, MIB)
+    files.look(50 * MIB, 100 * MIB)
     clock[0] += 1.5
-    files.look(0, MIB)
+    files.look(0, 100 * MIB)
     assert swappiness(tmp_path) == FILES_FIRST
     clock[0] += 2.5
-    files.look(0, MIB)
+    files.look(0, 60 * MIB)
+    assert swappiness(tmp_path) == FILES_FIRST
+    clock[0] += 2.5
+    files.look(0, 100 * MIB)
     assert swappiness(tmp_path) == SWAPPINESS
     clock[0] += 2.5
-    files.look(MIB, MIB)
+    files.look(50 * MIB, 100 * MIB)
     assert swappiness(tmp_path) == FILES_FIRST
 
 
@@ -50,7 +53,7 @@ def test_other_jobs_stay_as_they_are(
     (tmp_path / "memory.swappiness").write_text("60")
     files = FilesFirst(MemoryCgroup(tmp_path, version), wanted=wanted)
     clock[0] += 5
-    files.look(0, MIB)
+    files.look(0, 100 * MIB)
     assert swappiness(tmp_path) == 60
 
 

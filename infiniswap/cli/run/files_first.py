@@ -6,13 +6,16 @@ from __future__ import annotations
 import time
 
 from infiniswap.system.cgroup import FILES_FIRST, SWAPPINESS, MemoryCgroup
+from infiniswap.units import MIB
 
 _WAIT_S = 2.0
 """The device is asked about once a second what is far."""
+_SWAPPED_BYTES = 64 * MIB
+"""The kernel swaps a little in any case, of programs that have no far memory."""
 
 
 class FilesFirst:
-    """Page cache, while more of the job is far memory than in swap; else as with swap alone.
+    """Page cache, while not much more of the job is in swap than far; else as with swap alone.
 
     Left to itself, the kernel swaps out what far memory would have taken. Version 2 has no
     swappiness: there the agents reclaim files (csrc/far/budget.c).
@@ -38,7 +41,7 @@ class FilesFirst:
             swapped_bytes: of it that are in swap.
         """
         now_s = time.monotonic()
-        first = far_bytes >= swapped_bytes
+        first = far_bytes + _SWAPPED_BYTES >= swapped_bytes
         if first == self._first:
             self._agreed_s = now_s
         elif self._wanted and now_s - self._agreed_s > _WAIT_S:
