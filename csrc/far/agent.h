@@ -333,9 +333,9 @@ struct iswf_digest iswf_digest(const char *page);
 int iswf_digest_init(void);            /* 0 or -errno */
 int iswf_memory_open(int device_fd);   /* the userfaultfd, or -errno */
 int iswf_memory_init(uint32_t blocks); /* ranges, registered: all or none */
+void iswf_memory_close(void);          /* the userfaultfd */
 /* How many pages of the block there the kernel has in swap; 0, too, where it does not tell. */
 uint32_t iswf_swapped_pages(const char *at);
-void iswf_memory_close(void); /* the userfaultfd */
 /* Threads that read the kernel's messages and serve them; one of them always reads. messages.c */
 #define ISWF_SERVE_THREADS 3u
 void *iswf_serve_main(void *arg);

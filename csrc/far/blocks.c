@@ -141,11 +141,10 @@ static uint32_t claim_home(void)
 			     (i < VICTIMS_LOOKED_AT || split == ISWF_NONE);
 	     i++) {
 		const struct iswf_block *b = &A->blocks[block];
+		uint32_t *kind = is_split(b) ? &split : &whole;
 
-		if (may_leave(b) && !is_split(b))
-			whole = block;
-		else if (may_leave(b) && split == ISWF_NONE)
-			split = block;
+		if (*kind == ISWF_NONE && may_leave(b))
+			*kind = block;
 		block = b->next;
 	}
 	block = whole != ISWF_NONE ? whole : split;

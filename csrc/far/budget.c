@@ -78,12 +78,11 @@ static struct {
 	const struct names *names;
 	struct level levels[LEVELS_MAX];
 	uint32_t levels_count;
-	atomic_uint_fast64_t looked_ns;
 	atomic_bool looking, reclaiming; /* one thread at a time */
+	uint64_t looked_ns;
 	int64_t left_bytes;
 	int64_t swapped_pages, sweep_pages; /* of the last sweep, and of this one so far */
 	uint32_t sweep_block;
-	bool sweep_ends;
 	int reclaim_fd; /* -1: there is no such file, or it is not ours to write */
 	uint64_t reclaim_rests_until_ns;
 	uint64_t files_looked_ns, disturbed_ns, refaults_last, fetched_last; /* pages */
@@ -293,7 +292,7 @@ static void look_at_level(const struct level *level, struct spare *spare, uint64
 }
 
 /* The next block of the sweep that has pages at home; ISWF_NONE: not among those looked at. */
-static uint32_t next_of_sweep(void)
+static uint32_t next_of_sweep(bool *ends_out)
 {
 	uint32_t found = ISWF_NONE;
 
@@ -305,7 +304,7 @@ static uint32_t next_of_sweep(void)
 			found = B->sweep_block;
 		B->sweep_block++;
 	}
-	B->sweep_ends = B->sweep_block >= A->blocks_used;
+	*ends_out = B->sweep_block >= A->blocks_used;
 	pthread_mutex_unlock(&A->lock);
 	return found;
 }
@@ -314,22 +313,22 @@ static uint32_t next_of_sweep(void)
 static void sweep(void)
 {
 	uint64_t blocks = SWEEP_BLOCKS;
+	bool ends = false;
 
 	/* Where there are some, the count is renewed about twice a second. */
 	if (B->swapped_pages + B->sweep_pages != 0)
 		blocks += (uint64_t)A->budget_pages / ISWF_BLOCK_PAGES / SWEEP_LOOKS;
-	for (uint64_t i = 0; i < blocks; i++) {
-		uint32_t block = next_of_sweep();
+	for (uint64_t i = 0; i < blocks && !ends; i++) {
+		uint32_t block = next_of_sweep(&ends);
 
 		if (block != ISWF_NONE)
 			B->sweep_pages += iswf_swapped_pages(iswf_at(block));
-		if (!B->sweep_ends)
-			continue;
-		B->swapped_pages = B->sweep_pages;
-		B->sweep_pages = 0;
-		B->sweep_block = 0;
-		return;
 	}
+	if (!ends)
+		return;
+	B->swapped_pages = B->sweep_pages;
+	B->sweep_pages = 0;
+	B->sweep_block = 0;
 }
 
 /*
@@ -382,26 +381,20 @@ static struct spare look(uint64_t now)
 	return spare;
 }
 
-static bool is_due(uint64_t now)
-{
-	/* Signed: another thread may have looked since. */
-	return (int64_t)(now - atomic_load(&B->looked_ns)) >= (int64_t)LOOK_NS;
-}
-
 bool iswf_budget_look(void)
 {
 	struct spare spare;
 	uint64_t now;
 
-	if (!is_due(iswf_now_ns()) || atomic_exchange(&B->looking, true))
+	if (atomic_exchange(&B->looking, true))
 		return false;
 	now = iswf_now_ns();
-	if (!is_due(now)) {
+	if (now - B->looked_ns < LOOK_NS) {
 		atomic_store(&B->looking, false);
 		return false;
 	}
 	spare = look(now);
-	atomic_store(&B->looked_ns, iswf_now_ns());
+	B->looked_ns = iswf_now_ns();
 	atomic_store(&B->looking, false);
 	/* That may take long: the others look meanwhile. */
 	if (!atomic_exchange(&B->reclaiming, true)) {

@@ -44,8 +44,8 @@ SWAPPINESS = 100
 file cache alike. What a job swaps out comes back from a donor's memory at least as fast as file
 pages come back from disk, so there is no reason to prefer dropping file cache."""
 FILES_FIRST = 1
-"""For jobs with far memory, on version 1: page cache goes before memory of programs. With 0 the
-kernel would rather end the job than swap."""
+"""Swappiness of jobs with far memory on version 1: the kernel takes page cache before memory of
+programs. With 0 it would kill the job before it swaps."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _POLL_S = 0.02
@@ -113,14 +113,14 @@ class MemoryCgroup:
         write_text(self.path / file, str(limit_bytes), "cannot set the memory limit")
 
     def set_swappiness(self, value: int) -> None:
-        """On version 1, where the kernel allows it."""
+        """Sets how readily the kernel swaps on version 1; version 2 has no such setting."""
         if self.version == 1:
             try_write_text(self.path / "memory.swappiness", str(value))
 
     def allow_reclaim(self, uid: int) -> None:
-        """On version 2: lets a user's processes have some of its memory reclaimed, if they may.
+        """Lets a user's processes write memory.reclaim on version 2.
 
-        Without it they are slower, no more.
+        A failure is ignored: the job is slower, no more.
         """
         if self.version == 2:
             with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ from support.devices.cluster import (
     wait_ended,
 )
 from support.jobs.runs import Runner, StartTerminal, other_area, ready, touch
+from support.machine.small_disk import small_disk
 
 from infiniswap.device.jobs import beside
 from infiniswap.errors import InfiniswapError
@@ -544,24 +545,6 @@ def test_a_kill_by_another_is_told_from_one_for_want_of_memory(runner: Runner) -
     _, stderr = process.communicate(timeout=2 * WAIT_S)
     assert process.returncode == 128 + signal.SIGKILL
     assert "the kernel killed nothing for want of memory" in stderr.decode()
-
-
-@contextlib.contextmanager
-def small_disk(root: Path, mib: int) -> Iterator[Path]:
-    """A file system of its own, on a loop device."""
-    image, point = root / "small.img", root / "small"
-    with image.open("wb") as file:
-        file.truncate(mib * MIB)
-    run("mkfs.ext4", "-q", "-F", "-E", "nodiscard,lazy_itable_init=0", image)
-    run("fallocate", "--length", f"{mib}M", image)  # now, as mkfs makes holes where zeros are
-    point.mkdir()
-    run("mount", "-o", "loop", image, point)
-    try:
-        yield point
-    finally:
-        run("umount", point)
-        point.rmdir()
-        image.unlink()
 
 
 def test_a_backup_that_refuses_writes_is_named_at_once(runner: Runner, cluster: Cluster) -> None:

@@ -73,8 +73,8 @@ def test_a_job_three_times_its_limit_goes_far_and_gets_every_byte_back(runner: R
 def test_files_that_a_job_reads_do_not_send_its_memory_to_swap(
     runner: Runner, tmp_path: Path
 ) -> None:
-    """The kernel swaps memory out to keep files, by itself; what went there came back to go far,
-    and so on: jobs whose input was not in memory yet took up to twelve times as long."""
+    """To keep files, the kernel swaps out memory that far memory would take. Such jobs took up to
+    twelve times as long when their input was not cached."""
     file = tmp_path / "input"
     file.write_bytes(os.urandom(MIB) * JOB_MIB)
     os.sync()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a job's memory goes first, page cache or programs', where cgroups are of version 1."""
+"""The swappiness of a job with far memory, where cgroups are of version 1."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from infiniswap.system.cgroup import FILES_FIRST, SWAPPINESS, MemoryCgroup
 from infiniswap.units import MIB
 
 _WAIT_S = 2.0
-"""The device is asked about once a second what is far."""
+"""A change must last this long: the figure of far memory is up to a second old."""
 _SWAPPED_BYTES = 64 * MIB
-"""The kernel swaps a little in any case, of programs that have no far memory."""
+"""The kernel swaps out some memory of programs without far memory in any case."""
 
 
 class FilesFirst:
-    """Page cache, while not much more of the job is in swap than far; else as with swap alone.
+    """Makes the kernel take page cache before the program's memory while far memory is in use.
 
-    Left to itself, the kernel swaps out what far memory would have taken. Version 2 has no
-    swappiness: there the agents reclaim files (csrc/far/budget.c).
+    Otherwise the kernel swaps out what far memory would take. If much more of the job is in swap
+    than far, swappiness is that of a job without far memory. Version 2 has no swappiness: there the
+    agents reclaim files (csrc/far/budget.c).
 
     Args:
         cgroup: of the job.
@@ -34,11 +35,11 @@ class FilesFirst:
             self._set(first=True)
 
     def look(self, far_bytes: int, swapped_bytes: int) -> None:
-        """Several times a second.
+        """Sets the swappiness anew if it should change; call it several times a second.
 
         Args:
-            far_bytes: of the job's memory that are far.
-            swapped_bytes: of it that are in swap.
+            far_bytes: far memory of the job.
+            swapped_bytes: memory of the job in swap.
         """
         now_s = time.monotonic()
         first = far_bytes + _SWAPPED_BYTES >= swapped_bytes

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.devices.cluster import Cluster, run
+from support.devices.cluster import Cluster
 from support.jobs.far_job import FAR, FOREVER, check_rounds, fill, read, stop
 from support.jobs.runs import Runner, ready
+from support.machine.small_disk import small_disk
 
+from infiniswap.system.files import parse_key_values
 from infiniswap.units import MIB
 
 pytestmark = pytest.mark.timeout(1800)
@@ -51,26 +53,18 @@ def test_a_job_goes_far_under_the_limit_of_version_2(frontend: str, runner: Runn
 
 @pytest.fixture
 def input_file(tmp_path: Path) -> Iterator[Path]:
-    """On a file system with page cache, which that of the guest's root has not; not cached yet."""
-    image, mounted = tmp_path / "image", tmp_path / "mounted"
-    with image.open("wb") as file:
-        file.truncate((FILE_MIB + 32) * MIB)
-    run("mkfs.ext4", "-q", "-b", "4096", "-O", "^has_journal", image)
-    mounted.mkdir()
-    run("mount", "-o", "loop", image, mounted)
-    try:
-        (mounted / "input").write_bytes(os.urandom(MIB) * FILE_MIB)
+    """A file on an ext4: the file system of the guest's root keeps no page cache."""
+    with small_disk(tmp_path, FILE_MIB + 32, "-b", "4096") as point:
+        (point / "input").write_bytes(os.urandom(MIB) * FILE_MIB)
         os.sync()
-        yield mounted / "input"
-    finally:
-        run("umount", mounted)
+        yield point / "input"
 
 
 @on_ublk
 def test_files_go_before_memory_under_version_2(
     frontend: str, runner: Runner, input_file: Path
 ) -> None:
-    """Which has no swappiness: the agent reclaims files ahead of need."""
+    """Version 2 has no swappiness, so the agent reclaims files ahead of need."""
     process = runner.popen(
         *read(input_file, FOREVER, JOB_MIB),
         options=(*FAR, "--frontend", frontend),
@@ -79,10 +73,10 @@ def test_files_go_before_memory_under_version_2(
     )
     check_rounds(process, 0, 1)
     cgroup = runner.cgroup(process).path
-    events = dict(line.split() for line in (cgroup / "memory.events").read_text().splitlines())
-    assert int(events["max"]) < 50, events  # by the kernel alone: hundreds
-    stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    assert int(stat["workingset_refault_anon"]) < 50
+    events = parse_key_values((cgroup / "memory.events").read_text())
+    assert events["max"] < 50, events  # by the kernel alone: hundreds
+    stat = parse_key_values((cgroup / "memory.stat").read_text())
+    assert stat["workingset_refault_anon"] < 50
     assert int((cgroup / "memory.swap.current").read_text()) < MIB
     assert runner.status["far"]["used_bytes"] > 0
     stop(process)
@@ -109,8 +103,8 @@ def test_memory_high_of_version_2_bounds_what_is_at_home(frontend: str, runner: 
     process.stdin.write(b"go\n")
     process.stdin.flush()
     check_rounds(process, 0)
-    events = dict(line.split() for line in (cgroup / "memory.events").read_text().splitlines())
-    assert (events["max"], events["oom"], events["oom_kill"]) == ("0", "0", "0")
+    events = parse_key_values((cgroup / "memory.events").read_text())
+    assert (events["max"], events["oom"], events["oom_kill"]) == (0, 0, 0)
     stop(process)
     summary = json.loads(path.read_text())
     path.unlink()
@@ -121,7 +115,7 @@ def test_memory_high_of_version_2_bounds_what_is_at_home(frontend: str, runner: 
 
 @pytest.fixture
 def strict() -> Iterator[Callable[[], int]]:
-    """Call it: from then on the kernel lets nobody reserve more than there is."""
+    """A function that makes the kernel refuse to overcommit memory."""
     mode = Path("/proc/sys/vm/overcommit_memory")
     before = mode.read_text()
     try:
@@ -132,9 +126,10 @@ def strict() -> Iterator[Callable[[], int]]:
 
 @pytest.mark.full
 @on_ublk
-def test_without_overcommit_a_job_runs_with_swap_alone_or_is_refused(
+def test_without_overcommit_far_memory_is_refused(
     frontend: str, runner: Runner, strict: Callable[[], int]
 ) -> None:
+    """A run is refused; a program that starts later in a job runs with swap alone."""
     path = runner.cluster.root / "summary.json"
     options = (*FAR, "--frontend", frontend, "--summary-json", str(path))
     process = runner.popen(

@@ -12,37 +12,26 @@ from pathlib import Path
 
 import pytest
 from support.devices.cluster import WAIT_S, Cluster, Device, run, until
+from support.machine.small_disk import small_disk
 
 from infiniswap.units import MIB, PAGE_BYTES
 
 SIZE = 32 * MIB
-DISK = 192 * MIB
+DISK_MIB = 192
 """Some of it is left free beside a new backup."""
 PLAIN, FORCED, LATER = (number * PAGE_BYTES for number in (1, 3, 5))
 
 
 @pytest.fixture
-def small_disk(module_cluster: Cluster) -> Iterator[Path]:
-    """Where an ext4 of its own is mounted, which can be frozen without harm to anybody else."""
-    image, mounted = module_cluster.root / "disk.img", module_cluster.root / "disk"
-    with image.open("wb") as file:
-        file.truncate(DISK)
-    run("mkfs.ext4", "-q", "-b", "4096", "-E", "nodiscard,lazy_itable_init=0", image)
-    with image.open("r+b") as file:  # now, as mkfs makes holes where zeros are
-        os.posix_fallocate(file.fileno(), 0, DISK)
-    mounted.mkdir()
-    run("mount", "-o", "loop", image, mounted)
-    try:
-        yield mounted
-    finally:
-        run("umount", mounted)
-        mounted.rmdir()
-        image.unlink()
+def disk(module_cluster: Cluster) -> Iterator[Path]:
+    """An ext4 of the test's own, so that freezing it harms nobody else."""
+    with small_disk(module_cluster.root, DISK_MIB, "-b", "4096") as point:
+        yield point
 
 
 @pytest.fixture
-def device(frontend: str, module_cluster: Cluster, small_disk: Path) -> Iterator[Device]:
-    options = ("--frontend", frontend, "--backup", str(small_disk / "backup"))
+def device(frontend: str, module_cluster: Cluster, disk: Path) -> Iterator[Device]:
+    options = ("--frontend", frontend, "--backup", str(disk / "backup"))
     # Not sealed: what the backup has is compared.
     device = module_cluster.start(*options, size=f"{SIZE}", INFINISWAP_DEVICE_SEAL="false")
     try:
@@ -71,7 +60,7 @@ def write(fd: int, offset: int, fill: int, flags: int = 0) -> None:
 @pytest.mark.full  # a device's start takes 20 s here
 @pytest.mark.parametrize("frontend", ["ublk", "nbd"], indirect=True)
 def test_a_flush_waits_for_the_backup_and_a_plain_write_does_not(
-    device: Device, small_disk: Path
+    device: Device, disk: Path
 ) -> None:
     fd = os.open(device.path, os.O_RDWR | os.O_DIRECT)
 
@@ -89,7 +78,7 @@ def test_a_flush_waits_for_the_backup_and_a_plain_write_does_not(
         until(lambda: stat("staging_pages_used") == 0, "a backup that has everything")
         on_backup, flushes = stat("pages_out_backup"), stat("flush_requests")
         pool = stack.enter_context(ThreadPoolExecutor(3))  # which waits for its threads: after thaw
-        with frozen(small_disk):
+        with frozen(disk):
             pool.submit(write, fd, PLAIN, 2).result(WAIT_S)
             until(lambda: stat("requests_in_flight") == 0, "the front end to notice")
             forced = pool.submit(write, fd, FORCED, 3, os.RWF_DSYNC)
@@ -104,7 +93,7 @@ def test_a_flush_waits_for_the_backup_and_a_plain_write_does_not(
             assert not flushed.done()
         forced.result(WAIT_S)
         flushed.result(WAIT_S)
-    with (small_disk / "backup").open("rb") as backup:
+    with (disk / "backup").open("rb") as backup:
         for offset, fill in ((PLAIN, 2), (FORCED, 3)):
             backup.seek(offset)
             assert backup.read(PAGE_BYTES) == bytes([fill]) * PAGE_BYTES
