@@ -98,6 +98,8 @@ class _Look:
         pids = [pid for cgroup in cgroups for pid in cgroup.pids()]
         if not pids or not self._is_paged(cgroups[0].path, status.stats["pages_in_remote"]):
             return {}
+        if not _catches_sigterm(pids[0]):
+            return {}
         (cgroup,), (job,) = cgroups, pids
         return {
             "cgroup": str(cgroup.path),
@@ -110,6 +112,15 @@ class _Look:
             "frontend": status.frontend,
             "runs": status.runs == [self._pid],
         }
+
+
+def _catches_sigterm(pid: int) -> bool:
+    """Whether it is pagecheck itself, past its first lines: what runs in the cgroup before it may
+    be paged, too, and would be ended by the signal without a word."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    caught = int(status["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1
+    return status["Name"] == "pagecheck" and bool(caught)
 
 
 def check(seen: dict[str, Any], *, uid: int) -> None:
