@@ -75,12 +75,14 @@ struct iswf_digest {
 };
 
 /*
- * FILLED: home, since its first touch as one page of zeros, of which the program may use little.
+ * LOOPED: home, and one of more blocks that are read in turn than there is room for. FILLED: home,
+ * since its first touch as one page of zeros, of which the program may use little.
  * FREED: home, and no page of it belongs to an allocation. DROP: it is nowhere but has a place.
  */
 enum iswf_queue_name {
 	ISWF_Q_NONE,
 	ISWF_Q_HOME,
+	ISWF_Q_LOOPED,
 	ISWF_Q_FILLED,
 	ISWF_Q_FREED,
 	ISWF_Q_ASIDE,
@@ -108,10 +110,11 @@ struct iswf_block {
 	uint16_t window, window_end; /* pages fetched last, and the page behind them */
 	uint16_t rent;               /* of small fetches since it left as a whole */
 	uint32_t fetched_at;         /* which of all fetches for faults was its last */
-	uint32_t queued_ms;          /* when it was freed, filled or refused; may wrap */
-	uint32_t whole_at;           /* which of all whole blocks it was that came; 0: none */
-	uint8_t queue;               /* enum iswf_queue_name */
-	uint8_t refusals;            /* moves out that failed, in a row */
+	uint32_t left_at, away; /* blocks that had left when it did; since, when it came back */
+	uint32_t queued_ms;     /* when it was freed, filled or refused; may wrap */
+	uint32_t whole_at;      /* which of all whole blocks it was that came; 0: none */
+	uint8_t queue;          /* enum iswf_queue_name */
+	uint8_t refusals;       /* moves out that failed, in a row */
 	bool claimed;
 	bool wanted; /* somebody faults in it and is to be woken at its release */
 	bool fixed;  /* it stays home for good; what is freed of it is unmapped */
@@ -121,6 +124,7 @@ struct iswf_block {
 	bool tabled; /* single pages were there: their table keeps huge ones away */
 	bool mapped; /* by the program, which may map something else there by a way unseen */
 	bool paid;   /* bought at the first fault since it left: the rest of it comes by parts */
+	bool looped; /* it has come back twice after about as many others had left */
 	bool placed; /* the device has a place for it */
 	bool left;   /* no longer registered: the kernel fills it */
 	bool ahead;  /* what is aside was brought before a fault: the device has it, too */
@@ -191,8 +195,11 @@ struct iswf_agent {
 	uint32_t ahead_count;                           /* blocks brought ahead and not used yet */
 	uint32_t whole_count;                           /* blocks that came whole */
 	uint32_t fetch_count;                           /* fetches for faults */
+	uint32_t turns_count;                           /* choices of victims beside LOOPED */
+	uint32_t left_count;                            /* blocks that have left; may wrap */
 	uint32_t stays_count;   /* that a fault began and that might be bought at once */
 	uint32_t late;          /* fetches of late that were late: see fault.c */
+	uint32_t unused;        /* what of late nobody wanted of blocks that came by parts */
 	int64_t held_pages;     /* of home and aside */
 	int64_t budget_pages;   /* how many may be */
 	uint64_t full_until_ns; /* the device had no room: no eviction until then */

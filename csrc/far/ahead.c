@@ -69,6 +69,7 @@ static uint32_t next_wish(char **cradle_out)
 		b->claimed = true;
 		b->ahead = true;
 		A->ahead_count++;
+		iswf_begin_stay(b);
 		iswf_shadow_take(b);
 		iswf_held_more(iswf_mask_count(&b->far));
 		return block;

@@ -21,6 +21,19 @@ struct iswf_agent iswf_agent = {
 };
 
 #define VICTIMS_LOOKED_AT 256u
+/*
+ * Where a program reads in turn what does not fit, first in, first out lets each block leave just
+ * before it is wanted. So a block that comes back twice in a row after about as many others have
+ * left, and more than this share of the budget's, waits with its like in a queue of that share, and
+ * the other blocks stay. (2Q, by Johnson and Shasha, VLDB 1994, does that at the first return.)
+ */
+#define LOOPED_SHARE 4u
+/*
+ * They may be the ones that are of no use any more: so each of so many victims is one of them, and
+ * with less than this share of the budget's blocks they are joined by what comes back.
+ */
+#define HOME_TURNS 8u
+#define HOME_SHARE 2u
 /* A program may still be in its first use of this share of the budget's blocks, for this long. */
 #define FILLING_SHARE 8
 #define FILLED_MS_MAX 1000u
@@ -127,13 +140,13 @@ static bool may_leave(const struct iswf_block *b)
 }
 
 /*
- * The first block of HOME that may leave and is there as a whole, claimed; ISWF_NONE. A split one
- * costs one request for each of its runs, and either is cold soon and small, or comes whole once
- * enough of it was fetched.
+ * The first block of the queue that may leave and is there as a whole, claimed; ISWF_NONE. A split
+ * one costs one request for each of its runs, and either is cold soon and small, or comes whole
+ * once enough of it was fetched.
  */
-static uint32_t claim_home(void)
+static uint32_t claim_from(enum iswf_queue_name name)
 {
-	const struct iswf_queue *queue = &A->queues[ISWF_Q_HOME];
+	const struct iswf_queue *queue = &A->queues[name];
 	uint32_t block = queue->count != 0 ? queue->head : ISWF_NONE;
 	uint32_t whole = ISWF_NONE, split = ISWF_NONE;
 
@@ -141,7 +154,7 @@ static uint32_t claim_home(void)
 			     (i < VICTIMS_LOOKED_AT || split == ISWF_NONE);
 	     i++) {
 		const struct iswf_block *b = &A->blocks[block];
-		uint32_t *kind = is_split(b) ? &split : &whole;
+		uint32_t *kind = name == ISWF_Q_HOME && is_split(b) ? &split : &whole;
 
 		if (*kind == ISWF_NONE && may_leave(b))
 			*kind = block;
@@ -158,6 +171,25 @@ uint32_t iswf_budget_blocks(void)
 	int64_t blocks = A->budget_pages / ISWF_BLOCK_PAGES;
 
 	return blocks < 0 ? 0 : blocks > ISWF_BLOCKS_MAX ? ISWF_BLOCKS_MAX : (uint32_t)blocks;
+}
+
+static uint32_t claim_home(void)
+{
+	bool many = A->queues[ISWF_Q_LOOPED].count > iswf_budget_blocks() / LOOPED_SHARE;
+	bool looped = many && ++A->turns_count % HOME_TURNS != 0;
+	uint32_t block = claim_from(looped ? ISWF_Q_LOOPED : ISWF_Q_HOME);
+
+	return block != ISWF_NONE ? block : claim_from(looped ? ISWF_Q_HOME : ISWF_Q_LOOPED);
+}
+
+void iswf_begin_stay(struct iswf_block *b)
+{
+	uint32_t away = A->left_count - b->left_at;
+
+	b->looped = away > iswf_budget_blocks() / LOOPED_SHARE && away / 2 <= b->away &&
+		    b->away / 2 <= away &&
+		    A->queues[ISWF_Q_HOME].count > iswf_budget_blocks() / HOME_SHARE;
+	b->away = away;
 }
 
 /*
@@ -202,13 +234,16 @@ void iswf_sort(uint32_t block)
 	struct iswf_block *b = &A->blocks[block];
 	enum iswf_queue_name name = ISWF_Q_NONE;
 
-	if (!iswf_mask_any(&b->live))
-		b->looked = b->mapped = false;
+	if (!iswf_mask_any(&b->live)) {
+		b->looked = b->mapped = b->looped = false;
+		b->away = 0;
+	}
 	if (iswf_mask_any(&b->aside))
 		name = ISWF_Q_ASIDE;
 	else if (iswf_mask_any(&b->home) && !b->fixed)
 		name = !iswf_mask_any(&b->live) && b->refusals == 0 ? ISWF_Q_FREED
 		       : b->filled                                  ? ISWF_Q_FILLED
+		       : b->looped                                  ? ISWF_Q_LOOPED
 								    : ISWF_Q_HOME;
 	else if (b->placed && iswf_is_empty(b))
 		name = ISWF_Q_DROP;
@@ -305,9 +340,11 @@ void iswf_wait(pthread_cond_t *cond, long ns)
 /* Lock held: false where all that is home is fixed there. */
 static bool can_leave(void)
 {
-	return A->queues[ISWF_Q_HOME].count + A->queues[ISWF_Q_FREED].count +
-		       A->queues[ISWF_Q_FILLED].count + A->queues[ISWF_Q_ASIDE].count !=
-	       0;
+	uint32_t count = 0;
+
+	for (uint32_t name = ISWF_Q_HOME; name <= ISWF_Q_ASIDE; name++)
+		count += A->queues[name].count;
+	return count != 0;
 }
 
 void iswf_need(int64_t pages)

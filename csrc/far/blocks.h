@@ -20,8 +20,9 @@ struct iswf_block *iswf_claim(uint32_t block);                  /* waits */
 /* The first block of the queue that nobody has claimed, claimed; ISWF_NONE. */
 uint32_t iswf_claim_first(enum iswf_queue_name name);
 uint32_t iswf_claim_victim(void);
-void iswf_sort(uint32_t block);    /* into the queue where it belongs, as its masks are */
-void iswf_release(uint32_t block); /* drops the lock for the wake-up */
+void iswf_begin_stay(struct iswf_block *b); /* it comes, and nothing of it is home or aside */
+void iswf_sort(uint32_t block);             /* into the queue where it belongs, as its masks are */
+void iswf_release(uint32_t block);          /* drops the lock for the wake-up */
 uint32_t iswf_budget_blocks(void);
 bool iswf_is_empty(const struct iswf_block *b);
 /*
@@ -85,7 +86,9 @@ void iswf_end_digests(void);
 /* ahead.c: the block came whole, for a fault; the next one in its row may be wished for. */
 void iswf_came_whole(uint32_t block);
 
-/* fault.c: claimed; drops the lock. What is aside comes home. */
+/* fault.c: claimed. All that is home of it leaves: what of it nobody wanted is still far. */
+void iswf_judge_parts(const struct iswf_block *b);
+/* Drops the lock. What is aside comes home. */
 void iswf_bring_aside(struct iswf_block *b, uint32_t block);
 
 #endif

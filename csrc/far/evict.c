@@ -18,6 +18,7 @@
 /* Lock held, claimed; all of them were moved. */
 static void moved_aside(struct iswf_block *b, uint32_t block, const struct iswf_mask *moved)
 {
+	iswf_judge_parts(b);
 	b->aside = *moved;
 	iswf_mask_take(&b->home, moved);
 	b->refusals = 0;
@@ -38,7 +39,7 @@ static void stays(struct iswf_block *b, const struct iswf_mask *aside)
 static void refused(struct iswf_block *b, uint32_t block)
 {
 	iswf_count(&A->count.refused_moves, 1);
-	iswf_queue_add(ISWF_Q_HOME, block); /* at its end */
+	iswf_queue_add(b->looped ? ISWF_Q_LOOPED : ISWF_Q_HOME, block); /* at its end */
 	b->queued_ms = iswf_now_ms();
 	b->filled = false; /* in FILLED it would be tried again at once */
 	if (++b->refusals < REFUSALS_MAX)
@@ -252,6 +253,7 @@ static void sent_aside(struct iswf_block *b, const struct iswf_mask *sent,
 	iswf_mask_add(&b->home, home);
 	iswf_mask_add(&b->far, sent);
 	b->placed |= iswf_mask_any(sent);
+	b->left_at = ++A->left_count;
 	iswf_shadow_give(b);
 	iswf_held_more((int64_t)iswf_mask_count(home) + iswf_mask_count(still) - before);
 }

@@ -29,8 +29,13 @@
 #define FILL_PAGES    16u
 /* A block of which this much is far comes back as a huge page. */
 #define WHOLE_PAGES_MIN 384u
-/* What comes as single pages anyway is bought by parts of this size: there each page costs. */
-#define PART_PAGES 64u
+/*
+ * What comes as single pages anyway is bought by parts of this size, from the fault on: there each
+ * page costs, and programs read forwards. Where blocks that came so left, of late, without more
+ * than this share of their pages, those that could be huge pages come by parts, too.
+ */
+#define PART_PAGES   80u
+#define UNUSED_SHARE 4u
 
 #define A (&iswf_agent)
 
@@ -72,16 +77,15 @@ static void whole_window(struct iswf_block *b)
 	b->window_end = ISWF_BLOCK_PAGES;
 }
 
-/* The part around `page`, and what the window has chosen, which grows as before. */
+/* The part that begins, or downwards ends, at `page`, and what the window has chosen. */
 static struct iswf_mask choose_part(struct iswf_block *b, uint32_t block, uint32_t page)
 {
-	uint32_t first = page / PART_PAGES * PART_PAGES, end = first + PART_PAGES;
-	uint32_t window_first = b->window_end - b->window;
+	uint32_t first = b->window_end - b->window, end = b->window_end;
 
-	if (window_first < first)
-		first = window_first;
-	if (b->window_end > end)
-		end = b->window_end;
+	if (first < page && end - first < PART_PAGES)
+		first = end < PART_PAGES ? 0 : end - PART_PAGES;
+	else if (first == page && end - first < PART_PAGES)
+		end = first + PART_PAGES > ISWF_BLOCK_PAGES ? ISWF_BLOCK_PAGES : first + PART_PAGES;
 	b->window = (uint16_t)(end - first);
 	b->window_end = (uint16_t)end;
 	if (b->window == ISWF_BLOCK_PAGES)
@@ -110,6 +114,19 @@ static void judge(bool soon)
 static bool are_scattered(void)
 {
 	return A->late > JUDGED * JUDGED_WEIGHT / 2;
+}
+
+void iswf_judge_parts(const struct iswf_block *b)
+{
+	if (!b->paid && b->rent == 0)
+		return;
+	A->unused -= A->unused / JUDGED;
+	A->unused += JUDGED_WEIGHT * iswf_mask_count(&b->far) / ISWF_BLOCK_PAGES;
+}
+
+static bool are_sparse(void)
+{
+	return A->unused > JUDGED * JUDGED_WEIGHT / UNUSED_SHARE;
 }
 
 /* Whether the block comes whole from now on. */
@@ -172,9 +189,11 @@ static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 	struct iswf_mask wanted;
 	bool bought = is_bought(b, page);
 
+	if (!iswf_mask_any(&b->home) && !iswf_mask_any(&b->aside))
+		iswf_begin_stay(b);
 	wanted = choose_window(b, block, page);
 	if (bought || b->window >= ISWF_BLOCK_PAGES / 4) {
-		if (b->tabled) {
+		if (b->tabled || are_sparse()) {
 			b->paid |= b->rent == 0;
 			wanted = choose_part(b, block, page);
 		} else if (buy(b, block)) {
