@@ -195,11 +195,11 @@ struct iswf_agent {
 	uint32_t ahead_count;                           /* blocks brought ahead and not used yet */
 	uint32_t whole_count;                           /* blocks that came whole */
 	uint32_t fetch_count;                           /* fetches for faults */
-	uint32_t turns_count;                           /* choices of victims beside LOOPED */
+	uint32_t turns_count;                           /* choices of victims of HOME or LOOPED */
 	uint32_t left_count;                            /* blocks that have left; may wrap */
 	uint32_t stays_count;   /* that a fault began and that might be bought at once */
 	uint32_t late;          /* fetches of late that were late: see fault.c */
-	uint32_t unused;        /* what of late nobody wanted of blocks that came by parts */
+	uint32_t unused;        /* what of late nobody wanted of blocks that were bought by parts */
 	int64_t held_pages;     /* of home and aside */
 	int64_t budget_pages;   /* how many may be */
 	uint64_t full_until_ns; /* the device had no room: no eviction until then */

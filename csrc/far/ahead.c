@@ -69,7 +69,6 @@ static uint32_t next_wish(char **cradle_out)
 		b->claimed = true;
 		b->ahead = true;
 		A->ahead_count++;
-		iswf_begin_stay(b);
 		iswf_shadow_take(b);
 		iswf_held_more(iswf_mask_count(&b->far));
 		return block;
@@ -111,6 +110,8 @@ bool iswf_ahead(void)
 
 	pthread_mutex_lock(&A->lock);
 	iswf_cradle_give(cradle);
+	if (iswf_mask_any(&came))
+		iswf_begin_stay(b);
 	b->aside = came;
 	iswf_mask_take(&b->far, &came);
 	iswf_held_more((int64_t)iswf_mask_count(&came) - iswf_mask_count(&far));

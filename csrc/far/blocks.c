@@ -24,16 +24,17 @@ struct iswf_agent iswf_agent = {
 /*
  * Where a program reads in turn what does not fit, first in, first out lets each block leave just
  * before it is wanted. So a block that comes back twice in a row after about as many others have
- * left, and more than this share of the budget's, waits with its like in a queue of that share, and
- * the other blocks stay. (2Q, by Johnson and Shasha, VLDB 1994, does that at the first return.)
+ * left, and more than this share of the blocks that are home, waits with its like in a queue of
+ * that share, and the other blocks stay. (2Q, by Johnson and Shasha, VLDB 1994, does that at the
+ * first return.) It goes back there if it is wanted while it is aside: that is the same use of it.
  */
 #define LOOPED_SHARE 4u
 /*
- * They may be the ones that are of no use any more: so each of so many victims is one of them, and
- * with less than this share of the budget's blocks they are joined by what comes back.
+ * What stays may be of no use any more: so one of so many victims is of those whose turn it is not,
+ * and where less than this share stays, what comes back joins it.
  */
-#define HOME_TURNS 8u
-#define HOME_SHARE 2u
+#define OTHER_TURNS 8u
+#define HOME_SHARE  2u
 /* A program may still be in its first use of this share of the budget's blocks, for this long. */
 #define FILLING_SHARE 8
 #define FILLED_MS_MAX 1000u
@@ -140,9 +141,9 @@ static bool may_leave(const struct iswf_block *b)
 }
 
 /*
- * The first block of the queue that may leave and is there as a whole, claimed; ISWF_NONE. A split
- * one costs one request for each of its runs, and either is cold soon and small, or comes whole
- * once enough of it was fetched.
+ * The first block of the queue that may leave, claimed; ISWF_NONE. Of HOME one that is there as a
+ * whole: a split one costs one request for each of its runs, and either is cold soon and small, or
+ * comes whole once enough of it was fetched.
  */
 static uint32_t claim_from(enum iswf_queue_name name)
 {
@@ -173,10 +174,16 @@ uint32_t iswf_budget_blocks(void)
 	return blocks < 0 ? 0 : blocks > ISWF_BLOCKS_MAX ? ISWF_BLOCKS_MAX : (uint32_t)blocks;
 }
 
+/* How many blocks are in both queues. */
+static uint32_t count_home(void)
+{
+	return A->queues[ISWF_Q_HOME].count + A->queues[ISWF_Q_LOOPED].count;
+}
+
 static uint32_t claim_home(void)
 {
-	bool many = A->queues[ISWF_Q_LOOPED].count > iswf_budget_blocks() / LOOPED_SHARE;
-	bool looped = many && ++A->turns_count % HOME_TURNS != 0;
+	bool many = A->queues[ISWF_Q_LOOPED].count > count_home() / LOOPED_SHARE;
+	bool looped = many != (++A->turns_count % OTHER_TURNS == 0);
 	uint32_t block = claim_from(looped ? ISWF_Q_LOOPED : ISWF_Q_HOME);
 
 	return block != ISWF_NONE ? block : claim_from(looped ? ISWF_Q_HOME : ISWF_Q_LOOPED);
@@ -186,9 +193,8 @@ void iswf_begin_stay(struct iswf_block *b)
 {
 	uint32_t away = A->left_count - b->left_at;
 
-	b->looped = away > iswf_budget_blocks() / LOOPED_SHARE && away / 2 <= b->away &&
-		    b->away / 2 <= away &&
-		    A->queues[ISWF_Q_HOME].count > iswf_budget_blocks() / HOME_SHARE;
+	b->looped = away > count_home() / LOOPED_SHARE && away / 2 <= b->away &&
+		    b->away / 2 <= away && A->queues[ISWF_Q_HOME].count > count_home() / HOME_SHARE;
 	b->away = away;
 }
 
@@ -234,9 +240,11 @@ void iswf_sort(uint32_t block)
 	struct iswf_block *b = &A->blocks[block];
 	enum iswf_queue_name name = ISWF_Q_NONE;
 
-	if (!iswf_mask_any(&b->live)) {
-		b->looked = b->mapped = b->looped = false;
-		b->away = 0;
+	if (!iswf_mask_any(&b->live))
+		b->looked = b->mapped = false;
+	if (!iswf_mask_any(&b->live) || iswf_is_empty(b)) {
+		b->looped = b->paid = false;
+		b->away = b->rent = 0;
 	}
 	if (iswf_mask_any(&b->aside))
 		name = ISWF_Q_ASIDE;

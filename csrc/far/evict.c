@@ -253,7 +253,8 @@ static void sent_aside(struct iswf_block *b, const struct iswf_mask *sent,
 	iswf_mask_add(&b->home, home);
 	iswf_mask_add(&b->far, sent);
 	b->placed |= iswf_mask_any(sent);
-	b->left_at = ++A->left_count;
+	if (!b->ahead) /* else it was away all the time */
+		b->left_at = ++A->left_count;
 	iswf_shadow_give(b);
 	iswf_held_more((int64_t)iswf_mask_count(home) + iswf_mask_count(still) - before);
 }

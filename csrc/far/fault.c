@@ -31,8 +31,8 @@
 #define WHOLE_PAGES_MIN 384u
 /*
  * What comes as single pages anyway is bought by parts of this size, from the fault on: there each
- * page costs, and programs read forwards. Where blocks that came so left, of late, without more
- * than this share of their pages, those that could be huge pages come by parts, too.
+ * page costs, and programs read forwards. Where more than this share of such blocks, of late, was
+ * not wanted until they left, those that could be huge pages come by parts, too.
  */
 #define PART_PAGES   80u
 #define UNUSED_SHARE 4u
@@ -118,7 +118,7 @@ static bool are_scattered(void)
 
 void iswf_judge_parts(const struct iswf_block *b)
 {
-	if (!b->paid && b->rent == 0)
+	if (!b->paid)
 		return;
 	A->unused -= A->unused / JUDGED;
 	A->unused += JUDGED_WEIGHT * iswf_mask_count(&b->far) / ISWF_BLOCK_PAGES;
@@ -153,6 +153,9 @@ static bool is_alone(const struct iswf_block *b)
 /* Lock held, claimed: these are home now. */
 static void came_home(struct iswf_block *b, const struct iswf_mask *pages)
 {
+	if (iswf_mask_any(pages) && iswf_mask_any(&b->far) && !iswf_mask_any(&b->home) &&
+	    !iswf_mask_any(&b->aside))
+		iswf_begin_stay(b);
 	iswf_mask_add(&b->home, pages);
 	iswf_mask_take(&b->far, pages);
 	iswf_held_more(iswf_mask_count(pages));
@@ -189,11 +192,9 @@ static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 	struct iswf_mask wanted;
 	bool bought = is_bought(b, page);
 
-	if (!iswf_mask_any(&b->home) && !iswf_mask_any(&b->aside))
-		iswf_begin_stay(b);
 	wanted = choose_window(b, block, page);
 	if (bought || b->window >= ISWF_BLOCK_PAGES / 4) {
-		if (b->tabled || are_sparse()) {
+		if (b->tabled || (are_sparse() && b->window < ISWF_BLOCK_PAGES)) {
 			b->paid |= b->rent == 0;
 			wanted = choose_part(b, block, page);
 		} else if (buy(b, block)) {

@@ -25,7 +25,7 @@
 #define LOST   UINT64_MAX
 /* All fetches of late were late. */
 #define LATE 1024u
-/* Of all blocks that came by parts nothing was wanted. */
+/* Of all blocks that were bought by parts little was wanted. */
 #define UNUSED 1024u
 /* A budget beside which a few blocks are little. */
 #define LARGE_PAGES (64 * (int64_t)ISWF_BLOCK_PAGES)
@@ -948,7 +948,8 @@ static void begin(void)
 	memset(A->queues, 0, sizeof(A->queues));
 	memset(&A->count, 0, sizeof(A->count));
 	A->wishes_count = A->ahead_count = A->whole_count = 0;
-	A->fetch_count = A->late = A->unused = A->stays_count = A->ready_count = A->left_count = 0;
+	A->fetch_count = A->late = A->unused = A->stays_count = A->ready_count = A->left_count =
+		A->turns_count = 0;
 	A->shadow_free_count = A->cradle_free_count = 0;
 	for (uint32_t i = 0; i < SLOTS; i++)
 		A->shadow_free[A->shadow_free_count++] = i;
@@ -1596,12 +1597,12 @@ static void look_all(uint32_t block)
 		look(block * ISWF_BLOCK_PAGES + page);
 }
 
-/* How many of the blocks [0, end), touched in turn, are not home, as the budget leaves them. */
-static uint32_t missed_in_turn(uint32_t end)
+/* How many of the blocks, touched in turn, are not home, as the budget leaves them. */
+static uint32_t missed_in_turn(uint32_t first, uint32_t end)
 {
 	uint32_t missed = 0;
 
-	for (uint32_t block = 0; block < end; block++) {
+	for (uint32_t block = first; block < end; block++) {
 		missed += !arena.present[block * ISWF_BLOCK_PAGES];
 		A->full_until_ns = UINT64_MAX; /* it does not wait for room */
 		look_all(block);
@@ -1619,14 +1620,67 @@ static void of_what_is_read_in_turn_a_part_stays(void)
 
 	begin_far();
 	A->budget_pages = PAGES / 2;
-	(void)missed_in_turn(BLOCKS);
+	(void)missed_in_turn(0, BLOCKS);
 	for (uint32_t turn = 0; turn < 8; turn++)
-		missed += missed_in_turn(BLOCKS);
+		missed += missed_in_turn(0, BLOCKS);
 	CHECK(missed <= 8 * BLOCKS * 3 / 4);
-	/* What stayed is of no use once the program reads others, which fit. */
+	check_books();
+	end_ranges();
+}
+
+/* What stayed meanwhile is of no use then, nor are the last of those that were read in turn. */
+static void what_fits_after_that_comes_home(uint32_t first, uint32_t end)
+{
+	begin_far();
+	A->budget_pages = (int64_t)(end - first) * ISWF_BLOCK_PAGES;
+	for (uint32_t turn = 0; turn < 8; turn++)
+		(void)missed_in_turn(0, BLOCKS);
+	for (uint32_t turn = 0; turn < 8; turn++)
+		(void)missed_in_turn(first, end);
+	CHECK_EQ(missed_in_turn(first, end), 0);
+	check_books();
+	end_ranges();
+}
+
+static void the_last_that_were_read_in_turn_leave(void)
+{
+	begin_far();
+	A->budget_pages = PAGES - ISWF_BLOCK_PAGES;
+	look_all(0);
+	A->blocks[0].looped = true;
+	iswf_fault(iswf_at(0)); /* so that it is sorted */
+	CHECK_EQ(A->queues[ISWF_Q_LOOPED].count, 1);
 	for (uint32_t turn = 0; turn < 4; turn++)
-		(void)missed_in_turn(BLOCKS / 2);
-	CHECK_EQ(missed_in_turn(BLOCKS / 2), 0);
+		(void)missed_in_turn(1, BLOCKS);
+	CHECK_EQ(missed_in_turn(1, BLOCKS), 0);
+	end_ranges();
+}
+
+/* A block that comes back late once, or sooner the second time, is not of those. */
+static void what_comes_back_late_twice_is_read_in_turn(void)
+{
+	struct iswf_block *b;
+
+	begin_far();
+	A->budget_pages = PAGES - ISWF_BLOCK_PAGES;
+	for (uint32_t block = 0; block < BLOCKS - 1; block++)
+		look_all(block);
+	b = &A->blocks[0];
+	b->away = 0;
+	for (uint32_t i = 0; i < 4; i++) {
+		static const uint32_t away[] = {9, 30, 20, 1};
+
+		while (!iswf_mask_any(&b->far)) {
+			for (uint32_t block = 1; block < BLOCKS - 1; block++)
+				A->blocks[block].claimed = true;
+			CHECK(leave());
+			for (uint32_t block = 1; block < BLOCKS - 1; block++)
+				A->blocks[block].claimed = false;
+		}
+		A->left_count = b->left_at + away[i];
+		look_all(0);
+		CHECK_EQ(b->queue, i == 2 ? ISWF_Q_LOOPED : ISWF_Q_HOME);
+	}
 	check_books();
 	end_ranges();
 }
@@ -1807,6 +1861,11 @@ int main(int argc, char **argv)
 	read_ahead_needs_room_and_is_given_up_unsent();
 	a_block_that_is_home_as_a_whole_leaves_first();
 	of_what_is_read_in_turn_a_part_stays();
+	for (uint32_t first = 0; first < BLOCKS; first++)
+		for (uint32_t end = first + 2; end <= BLOCKS; end++)
+			what_fits_after_that_comes_home(first, end);
+	the_last_that_were_read_in_turn_leave();
+	what_comes_back_late_twice_is_read_in_turn();
 	what_was_only_read_leaves_unsent();
 	what_came_by_pages_leaves_unsent();
 	the_last_copy_is_sent();
