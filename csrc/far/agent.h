@@ -123,7 +123,7 @@ struct iswf_block {
 	bool looked; /* somebody has: the program may read zeros, and need them again and again */
 	bool tabled; /* single pages were there: their table keeps huge ones away */
 	bool mapped; /* by the program, which may map something else there by a way unseen */
-	bool paid;   /* bought at the first fault since it left: the rest of it comes by parts */
+	bool paid;   /* bought by a part, at the first fault since it left */
 	bool looped; /* it has come back twice after about as many others had left */
 	bool placed; /* the device has a place for it */
 	bool left;   /* no longer registered: the kernel fills it */

@@ -110,8 +110,6 @@ bool iswf_ahead(void)
 
 	pthread_mutex_lock(&A->lock);
 	iswf_cradle_give(cradle);
-	if (iswf_mask_any(&came))
-		iswf_begin_stay(b);
 	b->aside = came;
 	iswf_mask_take(&b->far, &came);
 	iswf_held_more((int64_t)iswf_mask_count(&came) - iswf_mask_count(&far));

@@ -24,9 +24,10 @@ struct iswf_agent iswf_agent = {
 /*
  * Where a program reads in turn what does not fit, first in, first out lets each block leave just
  * before it is wanted. So a block that comes back twice in a row after about as many others have
- * left, and more than this share of the blocks that are home, waits with its like in a queue of
- * that share, and the other blocks stay. (2Q, by Johnson and Shasha, VLDB 1994, does that at the
- * first return.) It goes back there if it is wanted while it is aside: that is the same use of it.
+ * left, and more than this share of the blocks in both queues, waits with its like in a queue that
+ * leaves first above that share, and the other blocks stay. (2Q, by Johnson and Shasha, VLDB 1994,
+ * does that at the first return.) It goes back there if it is wanted while it is aside: that is the
+ * same use of it.
  */
 #define LOOPED_SHARE 4u
 /*
@@ -193,7 +194,7 @@ void iswf_begin_stay(struct iswf_block *b)
 {
 	uint32_t away = A->left_count - b->left_at;
 
-	b->looped = away > count_home() / LOOPED_SHARE && away / 2 <= b->away &&
+	b->looped = away > count_home() / LOOPED_SHARE && b->away != 0 && away / 2 <= b->away &&
 		    b->away / 2 <= away && A->queues[ISWF_Q_HOME].count > count_home() / HOME_SHARE;
 	b->away = away;
 }

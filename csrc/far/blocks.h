@@ -20,9 +20,10 @@ struct iswf_block *iswf_claim(uint32_t block);                  /* waits */
 /* The first block of the queue that nobody has claimed, claimed; ISWF_NONE. */
 uint32_t iswf_claim_first(enum iswf_queue_name name);
 uint32_t iswf_claim_victim(void);
-void iswf_begin_stay(struct iswf_block *b); /* far pages come, the first of it */
-void iswf_sort(uint32_t block);             /* into the queue where it belongs, as its masks are */
-void iswf_release(uint32_t block);          /* drops the lock for the wake-up */
+void iswf_begin_stay(
+	struct iswf_block *b);     /* something comes; some of it is far, none home or aside */
+void iswf_sort(uint32_t block);    /* into the queue where it belongs, as its masks are */
+void iswf_release(uint32_t block); /* drops the lock for the wake-up */
 uint32_t iswf_budget_blocks(void);
 bool iswf_is_empty(const struct iswf_block *b);
 /*

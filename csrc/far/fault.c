@@ -297,6 +297,7 @@ static void fault_aside(struct iswf_block *b, uint32_t block)
 	iswf_bring_aside(b, block);
 	if (!ahead || b->ahead)
 		return;
+	iswf_begin_stay(b); /* what is given up unused was away all the time */
 	iswf_count(&A->count.blocks_ahead_used, 1);
 	whole_window(b);
 	iswf_came_whole(block);

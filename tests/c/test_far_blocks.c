@@ -1656,7 +1656,7 @@ static void the_last_that_were_read_in_turn_leave(void)
 	end_ranges();
 }
 
-/* A block that comes back late once, or sooner the second time, is not of those. */
+/* A block that comes back late once, sooner the second time, or soon, is not of those. */
 static void what_comes_back_late_twice_is_read_in_turn(void)
 {
 	struct iswf_block *b;
@@ -1667,8 +1667,8 @@ static void what_comes_back_late_twice_is_read_in_turn(void)
 		look_all(block);
 	b = &A->blocks[0];
 	b->away = 0;
-	for (uint32_t i = 0; i < 4; i++) {
-		static const uint32_t away[] = {9, 30, 20, 1};
+	for (uint32_t i = 0; i < 5; i++) {
+		static const uint32_t away[] = {9, 30, 20, 1, 1};
 
 		while (!iswf_mask_any(&b->far)) {
 			for (uint32_t block = 1; block < BLOCKS - 1; block++)
@@ -1698,8 +1698,11 @@ static void read_ahead_needs_room_and_is_given_up_unsent(void)
 	read_block(2, true);
 	CHECK(iswf_ahead() && is_aside(3));
 	before = writes;
+	A->left_count += 100;
 	CHECK(iswf_send() && !is_aside(3)); /* first of what lies aside */
 	CHECK_EQ(writes, before);
+	CHECK(A->blocks[3].left_at < 100); /* it was away all the time */
+	CHECK_EQ(A->blocks[3].away, 0);
 	check_books();
 	read_block(3, true);
 	CHECK_EQ(A->count.blocks_ahead, 1);
