@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, process_state, until
@@ -30,6 +31,7 @@ pytestmark = [
 ]
 
 LOCAL = "64M"
+LOST_TRIES = 3
 
 FORKS = """
 import multiprocessing, sys
@@ -261,9 +263,8 @@ def test_a_job_goes_on_from_the_backup_when_all_donors_are_killed(cluster: Clust
         runner.end()
 
 
-def test_pages_of_which_no_copy_is_left_end_the_job_with_sigbus_and_are_counted(
-    cluster: Cluster,
-) -> None:
+def lose_all_copies(cluster: Cluster) -> tuple[int, str, dict[str, Any]]:
+    """A job's exit code, what was said, and its summary: all donors of it are killed."""
     donors = [cluster.donor(), cluster.donor()]
     runner = Runner(cluster)
     path = cluster.root / "summary.json"
@@ -275,12 +276,24 @@ def test_pages_of_which_no_copy_is_left_end_the_job_with_sigbus_and_are_counted(
         for donor in donors:
             donor.end(signal.SIGKILL)
         _, stderr = process.communicate(timeout=2 * WAIT_S)
-        assert process.returncode == 128 + signal.SIGBUS, stderr.decode()
-        assert json.loads(path.read_text())["far"]["lost_pages"] > 0
-        assert re.search(r"advice: far memory was lost: .* \d+ pages? of what", stderr.decode())
         runner.nothing_left()
+        return process.returncode, stderr.decode(), json.loads(path.read_text())
     finally:
         runner.end()
+
+
+def test_pages_of_which_no_copy_is_left_end_the_job_with_sigbus_and_are_counted(
+    cluster: Cluster,
+) -> None:
+    for _ in range(LOST_TRIES):
+        exit_code, said, summary = lose_all_copies(cluster)
+        if summary["far"]["lost_pages"] > 0:
+            break
+        # On a busy host it may miss a page of its stack first, which the kernel had in swap.
+        assert summary["far"]["swap_bytes"] > 0, said
+    assert summary["far"]["lost_pages"] > 0, said
+    assert exit_code == 128 + signal.SIGBUS, said
+    assert re.search(r"advice: far memory was lost: .* \d+ pages? of what", said)
 
 
 # ------------------------------------------------------------------- refusals, other ways
