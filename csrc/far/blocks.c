@@ -31,8 +31,8 @@ struct iswf_agent iswf_agent = {
  */
 #define LOOPED_SHARE 4u
 /*
- * What stays may be of no use any more: so one of so many victims is of those whose turn it is not,
- * and where less than this share stays, what comes back joins it.
+ * The blocks that stay may no longer be used. So each OTHER_TURNS-th victim comes from the other
+ * queue, and while HOME has less than this share of the blocks, those that come back join it.
  */
 #define OTHER_TURNS 8u
 #define HOME_SHARE  2u
@@ -349,11 +349,9 @@ void iswf_wait(pthread_cond_t *cond, long ns)
 /* Lock held: false where all that is home is fixed there. */
 static bool can_leave(void)
 {
-	uint32_t count = 0;
-
-	for (uint32_t name = ISWF_Q_HOME; name <= ISWF_Q_ASIDE; name++)
-		count += A->queues[name].count;
-	return count != 0;
+	return count_home() + A->queues[ISWF_Q_FREED].count + A->queues[ISWF_Q_FILLED].count +
+		       A->queues[ISWF_Q_ASIDE].count !=
+	       0;
 }
 
 void iswf_need(int64_t pages)

@@ -20,8 +20,8 @@ struct iswf_block *iswf_claim(uint32_t block);                  /* waits */
 /* The first block of the queue that nobody has claimed, claimed; ISWF_NONE. */
 uint32_t iswf_claim_first(enum iswf_queue_name name);
 uint32_t iswf_claim_victim(void);
-void iswf_begin_stay(
-	struct iswf_block *b);     /* something comes; some of it is far, none home or aside */
+/* The first pages come of a block of which some is far and nothing is home or aside. */
+void iswf_begin_stay(struct iswf_block *b);
 void iswf_sort(uint32_t block);    /* into the queue where it belongs, as its masks are */
 void iswf_release(uint32_t block); /* drops the lock for the wake-up */
 uint32_t iswf_budget_blocks(void);

@@ -39,7 +39,7 @@ static void stays(struct iswf_block *b, const struct iswf_mask *aside)
 static void refused(struct iswf_block *b, uint32_t block)
 {
 	iswf_count(&A->count.refused_moves, 1);
-	iswf_queue_add(b->looped ? ISWF_Q_LOOPED : ISWF_Q_HOME, block); /* at its end */
+	iswf_queue_add(b->queue, block); /* at its end; its release sorts it */
 	b->queued_ms = iswf_now_ms();
 	b->filled = false; /* in FILLED it would be tried again at once */
 	if (++b->refusals < REFUSALS_MAX)

@@ -35,7 +35,7 @@ class FilesFirst:
             self._set(first=True)
 
     def look(self, far_bytes: int, swapped_bytes: int) -> None:
-        """Sets the swappiness anew if it should change; call it several times a second.
+        """Adjusts the swappiness to what is in swap. Call it several times a second.
 
         Args:
             far_bytes: far memory of the job.
