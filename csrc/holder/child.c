@@ -99,7 +99,7 @@ int iswi_child_start(struct iswi_child *child, const struct iswi_spawn *spawn)
 		return err;
 	}
 	child->sock = pair[0];
-	child->ready = false;
+	child->told = child->ready = false;
 	child->until_ns = 0;
 	return 0;
 }

@@ -29,7 +29,7 @@
  * To the active process, whenever it changes: `standby ready` or `standby none TEXT`; after its
  * `serving`, `unheld TEXT` where a ring could not be copied. To a standby:
  *
- *   prepare NAMES                            + `spec`, `state` and `key`, as soon as it runs
+ *   prepare NAMES                            + `spec`, `state` and `key`, once there is a device
  *   take-over COUNT DIED_NS REASON NAMES     + all descriptors
  *
  * NAMES is a list with commas, or `-`; DIED_NS is CLOCK_MONOTONIC at the death; REASON is one word.
@@ -95,6 +95,7 @@ struct iswi_rings {
 struct iswi_child {
 	pid_t pid; /* 0: there is none */
 	int sock;  /* our end, -1 without */
+	bool told; /* of a standby: to prepare */
 	bool ready;
 	uint64_t until_ns; /* it is killed when it has not answered by then; 0: nothing awaited */
 	struct iswi_rings rings; /* copies of its */

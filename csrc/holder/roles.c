@@ -71,22 +71,30 @@ int iswi_roles_start(struct iswi_holder *holder)
 
 /* ------------------------------------------------------------------- standbys */
 
-static void start_waiting(struct iswi_holder *holder, struct iswi_child *child)
+static void prepare(struct iswi_holder *holder, struct iswi_child *child)
 {
 	char names[ISWI_HOLD_NAMES_MAX], packet[ISWI_HOLD_TEXT_MAX];
 	int fds[ISWI_HOLD_KEPT_MAX];
-	uint32_t count;
+	uint32_t count = iswi_keep_list(&holder->keep, true, names, fds);
 
+	snprintf(packet, sizeof(packet), "prepare %s", names);
+	/* A child that does not hear it will not be ready in time. */
+	(void)iswi_child_tell(child, packet, fds, count);
+	child->until_ns = iswi_now_ns() + STANDBY_NS;
+	child->told = true;
+}
+
+/* The first standby starts beside the first process: later it would take processor time from the
+ * programs that the device serves. There is nothing to prepare for until that process serves. */
+static void start_waiting(struct iswi_holder *holder, struct iswi_child *child)
+{
 	if (iswi_child_start(child, &holder->others) != 0) {
 		holder->failures++;
 		holder->spawn_ns = iswi_now_ns() + back_off_ns(holder->failures);
 		return;
 	}
-	child->until_ns = iswi_now_ns() + STANDBY_NS;
-	count = iswi_keep_list(&holder->keep, true, names, fds);
-	snprintf(packet, sizeof(packet), "prepare %s", names);
-	/* A child that does not hear it will not be ready in time. */
-	(void)iswi_child_tell(child, packet, fds, count);
+	if (holder->phase != ISWI_HOLD_STARTING)
+		prepare(holder, child);
 }
 
 static void standby_failed(struct iswi_holder *holder, const char *why, uint64_t pause_ns)
@@ -384,12 +392,14 @@ static uint64_t earliest(uint64_t next, uint64_t at_ns)
 uint64_t iswi_roles_step(struct iswi_holder *holder)
 {
 	uint64_t now = iswi_now_ns(), next = UINT64_MAX;
-	bool wants_standby =
-		holder->phase == ISWI_HOLD_SERVING || holder->phase == ISWI_HOLD_ORPHANED;
+	bool is_served = holder->phase == ISWI_HOLD_SERVING || holder->phase == ISWI_HOLD_ORPHANED;
+	bool wants_standby = is_served || holder->phase == ISWI_HOLD_STARTING;
 
 	if (holder->phase == ISWI_HOLD_DONE)
 		return next;
 	end_overdue(holder, now);
+	if (is_served && iswi_child_is(&holder->standby) && !holder->standby.told)
+		prepare(holder, &holder->standby);
 	if (holder->phase == ISWI_HOLD_ORPHANED && holder->standby.ready &&
 	    now >= holder->take_over_ns)
 		take_over(holder);

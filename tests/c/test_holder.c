@@ -189,6 +189,9 @@ static int serve(const char *mode)
 	return 7;
 }
 
+/* Until the test has removed this file the device is not served yet. */
+#define GATE "ISW_TEST_GATE"
+
 static int active(const char *mode)
 {
 	int state;
@@ -213,6 +216,11 @@ static int active(const char *mode)
 	} else if (strcmp(mode, "no-ring") == 0) {
 		say_ring(1000);
 	}
+	if (strcmp(mode, "starts-late") == 0) {
+		report("starts");
+		while (access(getenv(GATE), F_OK) == 0)
+			(void)poll(NULL, 0, 1);
+	}
 	return serve(mode);
 }
 
@@ -236,6 +244,7 @@ static int standby(const char *mode)
 	int fds[ISWI_HOLD_KEPT_MAX];
 
 	CHECK(fcntl(ISWI_HOLD_READY_FD, F_GETFD) < 0);
+	report("waits");
 	CHECK_EQ(hear(text, sizeof(text), fds), 3);
 	CHECK(strcmp(text, "prepare state,key,spec") == 0);
 	if (getenv(PROGRAM) && strcmp(program_invocation_name, getenv(PROGRAM)) == 0)
@@ -326,6 +335,46 @@ STANDBY_TEST(what_a_successor_reads_stays_in_memory, "serves")
 	expect("take-over 1 killed");
 	CHECK_EQ(locked_files(held.pid), 3);
 	expect("serving");
+}
+
+/* Later it would take processor time from what the device serves. */
+NAMED_TEST(the_first_standby_starts_beside_the_first_process)
+{
+	char path[] = "/tmp/isw-test-gate-XXXXXX";
+	int fd = mkstemp(path);
+	pid_t waiting;
+
+	CHECK(fd >= 0);
+	close(fd);
+	setenv(GATE, path, 1);
+	start_holder("starts-late");
+	waiting = expect("waits");
+	CHECK_EQ(unlink(path), 0);
+	held.serving = expect("serving");
+	CHECK_EQ(expect("standby"), waiting);
+	signal_to(held.serving, SIGKILL);
+	CHECK_EQ(expect("take-over 1 killed"), waiting);
+	expect("serving");
+	stop();
+}
+
+NAMED_TEST(a_standby_that_dies_before_the_device_is_served_is_replaced)
+{
+	char path[] = "/tmp/isw-test-gate-XXXXXX";
+	int fd = mkstemp(path);
+	pid_t waiting;
+
+	CHECK(fd >= 0);
+	close(fd);
+	setenv(GATE, path, 1);
+	start_holder("starts-late");
+	waiting = expect("waits");
+	signal_to(waiting, SIGKILL);
+	CHECK(expect("waits") != waiting);
+	CHECK_EQ(unlink(path), 0);
+	held.serving = expect("serving");
+	expect("standby");
+	stop();
 }
 
 NAMED_TEST(a_start_that_fails_is_the_end)
