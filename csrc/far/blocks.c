@@ -20,7 +20,6 @@ struct iswf_agent iswf_agent = {
 	.work = PTHREAD_COND_INITIALIZER,
 };
 
-#define VICTIMS_LOOKED_AT 256u
 /*
  * Where a program reads in turn what does not fit, first in, first out lets each block leave just
  * before it is wanted. So a block that comes back twice in a row after about as many others have
@@ -116,12 +115,6 @@ uint32_t iswf_claim_first(enum iswf_queue_name name)
 	return block;
 }
 
-/* Whether some of its pages are home and others far: then it would leave in many small requests. */
-static bool is_split(const struct iswf_block *b)
-{
-	return iswf_mask_any(&b->far);
-}
-
 uint32_t iswf_now_ms(void)
 {
 	return (uint32_t)(iswf_now_ns() / 1000000);
@@ -141,28 +134,13 @@ static bool may_leave(const struct iswf_block *b)
 	return !b->claimed && (b->refusals == 0 || iswf_now_ms() - b->queued_ms >= ISWF_REFUSED_MS);
 }
 
-/*
- * The first block of the queue that may leave, claimed; ISWF_NONE. Of HOME one that is there as a
- * whole: a split one costs one request for each of its runs, and either is cold soon and small, or
- * comes whole once enough of it was fetched.
- */
+/* The first block of the queue that may leave, claimed; ISWF_NONE. */
 static uint32_t claim_from(enum iswf_queue_name name)
 {
-	const struct iswf_queue *queue = &A->queues[name];
-	uint32_t block = queue->count != 0 ? queue->head : ISWF_NONE;
-	uint32_t whole = ISWF_NONE, split = ISWF_NONE;
+	uint32_t block = A->queues[name].count != 0 ? A->queues[name].head : ISWF_NONE;
 
-	for (uint32_t i = 0; block != ISWF_NONE && whole == ISWF_NONE &&
-			     (i < VICTIMS_LOOKED_AT || split == ISWF_NONE);
-	     i++) {
-		const struct iswf_block *b = &A->blocks[block];
-		uint32_t *kind = name == ISWF_Q_HOME && is_split(b) ? &split : &whole;
-
-		if (*kind == ISWF_NONE && may_leave(b))
-			*kind = block;
-		block = b->next;
-	}
-	block = whole != ISWF_NONE ? whole : split;
+	while (block != ISWF_NONE && !may_leave(&A->blocks[block]))
+		block = A->blocks[block].next;
 	if (block != ISWF_NONE)
 		A->blocks[block].claimed = true;
 	return block;
@@ -306,14 +284,15 @@ void iswf_held_more(int64_t pages)
 
 bool iswf_is_tight(void)
 {
-	/* What was brought ahead evicts nothing: it has a part of the room that is kept. */
+	/* What was brought ahead evicts nothing, as long as a fault finds room for a block: it has
+	 * a part of the room that is kept. */
 	int64_t used = A->held_pages - (int64_t)A->ahead_count * ISWF_BLOCK_PAGES;
 	int64_t kept = A->budget_pages / AHEAD_SHARE;
 
 	kept = kept < AHEAD_PAGES_MIN   ? AHEAD_PAGES_MIN
 	       : kept > AHEAD_PAGES_MAX ? AHEAD_PAGES_MAX
 					: kept;
-	return used + kept > A->budget_pages;
+	return used + kept > A->budget_pages || A->held_pages + ISWF_BLOCK_PAGES > A->budget_pages;
 }
 
 bool iswf_is_stale(void)

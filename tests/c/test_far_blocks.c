@@ -1578,19 +1578,6 @@ static void the_next_block_of_a_row_comes_before_its_fault(bool upwards)
 	end_ranges();
 }
 
-/* The other one came home first, a page of it. */
-static void a_block_that_is_home_as_a_whole_leaves_first(void)
-{
-	begin_far();
-	A->late = LATE;
-	iswf_fault(iswf_at(0));
-	read_block(1, true);
-	CHECK(iswf_evict(false) && is_aside(1) && !is_aside(0));
-	CHECK(iswf_evict(false) && is_aside(0));
-	check_books();
-	end_ranges();
-}
-
 static void look_all(uint32_t block)
 {
 	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
@@ -1707,6 +1694,23 @@ static void read_ahead_needs_room_and_is_given_up_unsent(void)
 	read_block(3, true);
 	CHECK_EQ(A->count.blocks_ahead, 1);
 	CHECK_EQ(A->count.blocks_ahead_used, 0);
+	end_ranges();
+}
+
+/* Two blocks of two rows lie aside. They are excused, but leave no room for a third. */
+static void what_came_ahead_leaves_room_for_a_fault(void)
+{
+	begin_far();
+	read_block(0, true);
+	read_block(1, true);
+	CHECK(iswf_ahead() && is_aside(2));
+	read_block(5, false);
+	read_block(4, false);
+	CHECK(iswf_ahead() && is_aside(3));
+	A->budget_pages = A->held_pages + ISWF_BLOCK_PAGES;
+	CHECK(!iswf_is_tight());
+	A->budget_pages--;
+	CHECK(iswf_is_tight());
 	end_ranges();
 }
 
@@ -1862,7 +1866,7 @@ int main(int argc, char **argv)
 	the_next_block_of_a_row_comes_before_its_fault(true);
 	the_next_block_of_a_row_comes_before_its_fault(false);
 	read_ahead_needs_room_and_is_given_up_unsent();
-	a_block_that_is_home_as_a_whole_leaves_first();
+	what_came_ahead_leaves_room_for_a_fault();
 	of_what_is_read_in_turn_a_part_stays();
 	for (uint32_t first = 0; first < BLOCKS; first++)
 		for (uint32_t end = first + 2; end <= BLOCKS; end++)
