@@ -274,6 +274,11 @@ bool iswf_ahead(void);
 bool iswf_make_ready(void);
 /* Tells the device of one block that no longer needs a place; false: there is none. */
 bool iswf_drop(void);
+/*
+ * One step of the threads that evict: evicts ahead of need, through a delay aside, sends, reads
+ * ahead, or drops a block. False: there is nothing to do now.
+ */
+bool iswf_work_once(void);
 /* Pages [first, end) of the block. 0, or -errno: some could not be discarded. */
 int iswf_discard(uint32_t block, uint32_t first, uint32_t end, enum iswf_fate fate);
 /* Pages [first, end) of the block are the kernel's: whatever is there is no longer touched. */

@@ -8,6 +8,8 @@
  * are ISWF_REFUSED_MS apart: pages that the kernel has just swapped cannot be moved, either. */
 #define REFUSALS_MAX 8u
 #define FULL_NS      1000000000ull /* eviction rests so long when the device has no room */
+/* So many blocks lie aside, in a hundred of the budget, before the oldest is sent. */
+#define ASIDE_SHARE 10
 /* With fewer pages of zeros than this the requests between them cost more than their bytes. */
 #define ZEROS_MIN 64u
 /* The same, of pages that the device has, between two that it has not. */
@@ -318,4 +320,24 @@ bool iswf_drop(void)
 	iswf_release(block);
 	pthread_mutex_unlock(&A->lock);
 	return code == 0;
+}
+
+bool iswf_work_once(void)
+{
+	int64_t aside_max;
+	bool tight, full, stale;
+
+	pthread_mutex_lock(&A->lock);
+	aside_max = A->budget_pages * ASIDE_SHARE / 100 / ISWF_BLOCK_PAGES;
+	tight = iswf_is_tight();
+	full = A->queues[ISWF_Q_ASIDE].count > aside_max;
+	stale = iswf_is_stale();
+	pthread_mutex_unlock(&A->lock);
+	if (iswf_make_ready())
+		return true;
+	if (!tight)
+		return (stale && iswf_evict(true)) || iswf_ahead() || iswf_drop();
+	if (!full && iswf_evict(false))
+		return true;
+	return iswf_send() || iswf_evict(false) || iswf_drop();
 }

@@ -27,8 +27,6 @@
 #define THREADS     (2 + ISWF_SERVE_THREADS + ISWF_EVICT_THREADS)
 #define STACK_BYTES (512u * 1024u) /* one may run the program's exit handlers */
 #define NICE_FAULTS (-15)
-/* So many blocks lie aside, in a hundred of the budget, before the oldest is sent. */
-#define ASIDE_SHARE 10
 #define WORK_NS     5000000
 
 #define A (&iswf_agent)
@@ -50,27 +48,6 @@ uint64_t iswf_now_ns(void)
 }
 
 /* ------------------------------------------------------------------- threads */
-
-/* Evicts ahead of need, through a delay aside. */
-static bool work_once(void)
-{
-	int64_t aside_max;
-	bool tight, full, stale;
-
-	pthread_mutex_lock(&A->lock);
-	aside_max = A->budget_pages * ASIDE_SHARE / 100 / ISWF_BLOCK_PAGES;
-	tight = iswf_is_tight();
-	full = A->queues[ISWF_Q_ASIDE].count > aside_max;
-	stale = iswf_is_stale();
-	pthread_mutex_unlock(&A->lock);
-	if (iswf_make_ready())
-		return true;
-	if (!tight)
-		return (stale && iswf_evict(true)) || iswf_ahead() || iswf_drop();
-	if (!full && iswf_evict(false))
-		return true;
-	return iswf_send() || iswf_evict(false) || iswf_drop();
-}
 
 /*
  * A process whose main thread has ended by pthread_exit() ends with its last thread. libc counts
@@ -102,7 +79,7 @@ static void *evict_main(void *arg)
 			iswf_link_tell();
 		if (atomic_load_explicit(&main_left, memory_order_relaxed))
 			end_if_alone();
-		if (work_once())
+		if (iswf_work_once())
 			continue;
 		pthread_mutex_lock(&A->lock);
 		A->parked++;

@@ -184,6 +184,12 @@ def test_what_did_not_go_far_is_no_win(tmp_path: Path, far: dict[str, Any], why:
     assert figure(made, f"time with {plan.FAR_LOSSY}").no_win == ""
 
 
+@pytest.mark.parametrize(("left_bytes", "why"), [(19 * MIB, ""), (21 * MIB, "only 0% went far")])
+def test_little_that_left_by_swap_does_not_spoil_a_win(left_bytes: int, why: str) -> None:
+    told = summary(out_bytes=0) | {"page_out_bytes": left_bytes}
+    assert area.no_win(told) == why
+
+
 def test_the_share_that_went_far_is_that_of_the_worst_round(tmp_path: Path) -> None:
     shares = iter([OUT_BYTES * 9 // 10, OUT_BYTES])
 
@@ -191,19 +197,19 @@ def test_the_share_that_went_far_is_that_of_the_worst_round(tmp_path: Path) -> N
         changes = {"run": summary(out_bytes=next(shares))} if rival == plan.FAR else {}
         return good(rival) | changes
 
-    made = rounds(tmp_path, row("numpy"), measured=measured, count=2)
+    made = rounds(tmp_path, row("numpy-half"), measured=measured, count=2)
     (note,) = made.notes()
-    assert note.startswith("numpy, far memory, worst round: 90.0% of the bytes that left went far")
-    assert made.samples().of("numpy: far memory", "far_share") == [0.9, 1.0]
+    assert note.startswith("numpy-half, far memory, worst round: 90.0% of the bytes that left ")
+    assert made.samples().of("numpy-half: far memory", "far_share") == [0.9, 1.0]
 
 
 def test_another_answer_than_without_a_limit_fails_the_run(tmp_path: Path) -> None:
     def measured(rival: str) -> dict[str, Any]:
         return good(rival) | ({"check": {"rows": 8}} if rival == plan.FAR else {})
 
-    made = rounds(tmp_path, row("numpy"), measured=measured)
+    made = rounds(tmp_path, row("numpy-half"), measured=measured)
     (failure,) = made.failures
-    assert failure == "numpy, far memory, 50 %, round 1: wrong answer"
+    assert failure == "numpy-half, far memory, 50 %, round 1: wrong answer"
     assert not [each for each in made.figures() if plan.FAR in (each.our_name, each.their_name)]
 
 
@@ -211,7 +217,7 @@ def test_a_rival_that_is_killed_gives_no_figures_and_is_told(tmp_path: Path) -> 
     def measured(rival: str) -> dict[str, Any]:
         return good(rival) | ({"status": plan.KILLED} if rival == plan.DISK else {})
 
-    made = rounds(tmp_path, row("numpy"), measured=measured)
+    made = rounds(tmp_path, row("numpy-half"), measured=measured)
     assert made.failures == []
     assert not [each for each in made.figures() if plan.DISK in (each.our_name, each.their_name)]
     assert any("killed for lack of memory" in note for note in made.notes())
@@ -223,7 +229,7 @@ def test_a_job_that_fails_without_a_limit_leaves_out_its_rows_alone(tmp_path: Pa
     def measured(rival: str) -> dict[str, Any]:
         return good(rival) | {"status": next(failed, plan.OK)}
 
-    made = rounds(tmp_path, row("numpy"), row("gather"), measured=measured)
+    made = rounds(tmp_path, row("numpy-half"), row("gather"), measured=measured)
     assert {each.name.partition(":")[0] for each in made.figures()} == {"gather"}
     assert any(note.startswith("numpy was left out: ") for note in made.notes())
 

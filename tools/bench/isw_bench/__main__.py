@@ -14,6 +14,7 @@ COMMANDS = {
     "apps": "isw_bench.apps.command",
     "before": "isw_bench.before",
     "plan": "isw_bench.planning.score",
+    "record": "isw_bench.far.record",
 }
 """What has a command line of its own, and where it is."""
 

@@ -31,7 +31,8 @@ _OURS: Final = (plan.FAR, plan.FAR_LOSSY, plan.FAR_KILLED)
 _NEVER_FAR: Final = 0.02
 """A row of which a larger share of the far bytes was handed back is no win."""
 _WENT_FAR: Final = 0.5
-"""A row of which a smaller share of the leaving bytes went far is no win."""
+"""A row of which a smaller share of the leaving bytes went far is no win, if many left: more than
+_NEVER_FAR of the job's peak."""
 
 
 def run(bench: Bench) -> Comparison:
@@ -106,7 +107,7 @@ class Rounds:
     def _measure(self, row: Row, number: int) -> None:
         job = row.job
         if missing := job.missing(self._bench.build):
-            raise SkipError(f"not installed: {', '.join(missing)}")
+            raise SkipError(f"not installed (make bench-apps does it): {', '.join(missing)}")
         size = job.sizes[self._bench.settings.far_size]
         source = inputs.prepare(self._bench, self._bench.work, job, size)
         place = Place(source, self._bench.work / "job", size, self._bench.settings.far_size == TINY)
@@ -306,7 +307,8 @@ def no_win(told: Result) -> str:
         return str(problem)
     if sum(back.values()) > _NEVER_FAR * max(far["out_bytes"], told["anon_peak_bytes"]):
         return f"handed back {format_size_short(sum(back.values()))} ({', '.join(sorted(back))})"
-    if (share := far_share(told)) < _WENT_FAR:
+    many_left = told["page_out_bytes"] > _NEVER_FAR * told["anon_peak_bytes"]
+    if many_left and (share := far_share(told)) < _WENT_FAR:
         return f"only {share:.0%} went far"
     return ""
 

@@ -124,3 +124,20 @@ CALLS: Final = replace(
     about="{size} MiB of memory, and then posix_spawn, munmap of half of it, fork and exec",
     command=_calls,
 )
+
+
+def _of_apps(key: str, full: float, quick: float) -> AppJob:
+    """One of bench-apps, smaller: a row of `far` is run many times."""
+    job = JOBS[key]
+    return replace(job, sizes={FULL: full, QUICK: quick, TINY: job.sizes[TINY]}, spill=None)
+
+
+JOIN: Final = _of_apps("pandas-join", 4e6, 1e6)
+GROUP_BY: Final = _of_apps("pandas-groupby", 4e6, 1e6)
+POLARS_JOIN: Final = _of_apps("polars-join", 4e6, 1e6)
+POLARS_GROUP_BY: Final = _of_apps("polars-groupby", 4e6, 1e6)
+PAGERANK: Final = _of_apps("pagerank", 20, 18)
+MEMCACHED_ETC: Final = _of_apps("memcached-etc", 256, 128)
+MEMCACHED_SYS: Final = _of_apps("memcached-sys", 256, 128)
+REDIS: Final = _of_apps("redis-bgsave", 256, 128)
+OLTP: Final = _of_apps("postgres-oltp", 5e5, 1e5)

@@ -9,6 +9,7 @@ from infiniswap.units import PAGE_BYTES
 from isw_bench.apps.jobs import FULL
 from isw_bench.bench import Settings
 from isw_bench.far import area as far
+from isw_bench.far import victims
 from isw_bench.far.jobs import SIZES
 from isw_bench.far.rows import ROWS, chosen
 from isw_bench.machine import PEERS
@@ -53,13 +54,11 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))
 
 
+_MODULES = (donor, engine, sealed, swapping, page_out, compressed, process, demo, far, victims)
 SUITE = Suite(
     target="bench",
     description="Compares Infiniswap with its floor, its peers and disks.",
-    comparisons={
-        module.KEY: module
-        for module in (donor, engine, sealed, swapping, page_out, compressed, process, demo, far)
-    },
+    comparisons={module.KEY: module for module in _MODULES},
     timed=frozenset(
         {donor.KEY, engine.KEY, sealed.KEY, swapping.KEY, page_out.KEY, compressed.KEY}
     ),
