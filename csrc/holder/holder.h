@@ -77,6 +77,7 @@ struct iswi_keep {
 /* Takes fd; 0, -EINVAL for a bad name, -ENOSPC. */
 int iswi_keep_put(struct iswi_keep *keep, const char *name, int fd);
 void iswi_keep_drop(struct iswi_keep *keep, const char *name);
+bool iswi_keep_has(struct iswi_keep *keep, const char *name);
 /*
  * Names and descriptors to hand over: all, or those that a standby gets at once. names_out holds
  * ISWI_HOLD_NAMES_MAX bytes, fds_out ISWI_HOLD_KEPT_MAX; returns how many.

@@ -106,6 +106,11 @@ void iswi_keep_drop(struct iswi_keep *keep, const char *name)
 		let_go(slot);
 }
 
+bool iswi_keep_has(struct iswi_keep *keep, const char *name)
+{
+	return find(keep, name) != NULL;
+}
+
 uint32_t iswi_keep_list(const struct iswi_keep *keep, bool only_early, char *names_out,
 			int *fds_out)
 {

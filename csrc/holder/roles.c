@@ -84,8 +84,8 @@ static void prepare(struct iswi_holder *holder, struct iswi_child *child)
 	child->told = true;
 }
 
-/* The first standby starts beside the first process: later it would take processor time from the
- * programs that the device serves. There is nothing to prepare for until that process serves. */
+/* The first standby starts while the first process does: later it would take processor time from
+ * the programs that the device serves. It prepares once that process serves. */
 static void start_waiting(struct iswi_holder *holder, struct iswi_child *child)
 {
 	if (iswi_child_start(child, &holder->others) != 0) {
@@ -389,15 +389,25 @@ static uint64_t earliest(uint64_t next, uint64_t at_ns)
 	return at_ns ? ISWI_MIN(next, at_ns) : next;
 }
 
+/* By then standard output and error are the log: a standby must not keep the starter's open. */
+static bool is_half_started(struct iswi_holder *holder)
+{
+	return holder->phase == ISWI_HOLD_STARTING && iswi_keep_has(&holder->keep, ISWI_HOLD_STATE);
+}
+
 uint64_t iswi_roles_step(struct iswi_holder *holder)
 {
 	uint64_t now = iswi_now_ns(), next = UINT64_MAX;
 	bool is_served = holder->phase == ISWI_HOLD_SERVING || holder->phase == ISWI_HOLD_ORPHANED;
-	bool wants_standby = is_served || holder->phase == ISWI_HOLD_STARTING;
+	bool wants_standby = is_served || is_half_started(holder);
 
 	if (holder->phase == ISWI_HOLD_DONE)
 		return next;
 	end_overdue(holder, now);
+	/* It has closed its end since no other process could take over from it. */
+	if (holder->phase == ISWI_HOLD_STARTING && holder->active.sock < 0 &&
+	    iswi_child_is(&holder->standby))
+		iswi_child_end(&holder->standby);
 	if (is_served && iswi_child_is(&holder->standby) && !holder->standby.told)
 		prepare(holder, &holder->standby);
 	if (holder->phase == ISWI_HOLD_ORPHANED && holder->standby.ready &&

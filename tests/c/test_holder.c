@@ -216,10 +216,12 @@ static int active(const char *mode)
 	} else if (strcmp(mode, "no-ring") == 0) {
 		say_ring(1000);
 	}
-	if (strcmp(mode, "starts-late") == 0) {
-		report("starts");
+	if (getenv(GATE))
 		while (access(getenv(GATE), F_OK) == 0)
 			(void)poll(NULL, 0, 1);
+	if (strcmp(mode, "no-successor") == 0) {
+		close(ISWI_HOLD_SOCKET_FD);
+		pause();
 	}
 	return serve(mode);
 }
@@ -337,19 +339,28 @@ STANDBY_TEST(what_a_successor_reads_stays_in_memory, "serves")
 	expect("serving");
 }
 
+static char gate[] = "/tmp/isw-test-gate-XXXXXX";
+
+/* The first process is started up to where it serves, and its standby waits: returns that. */
+static pid_t start_halfway(const char *mode)
+{
+	int fd;
+
+	memcpy(gate + sizeof(gate) - 7, "XXXXXX", 6);
+	fd = mkstemp(gate);
+	CHECK(fd >= 0);
+	close(fd);
+	setenv(GATE, gate, 1);
+	start_holder(mode);
+	return expect("waits");
+}
+
 /* Later it would take processor time from what the device serves. */
 NAMED_TEST(the_first_standby_starts_beside_the_first_process)
 {
-	char path[] = "/tmp/isw-test-gate-XXXXXX";
-	int fd = mkstemp(path);
-	pid_t waiting;
+	pid_t waiting = start_halfway("serves");
 
-	CHECK(fd >= 0);
-	close(fd);
-	setenv(GATE, path, 1);
-	start_holder("starts-late");
-	waiting = expect("waits");
-	CHECK_EQ(unlink(path), 0);
+	CHECK_EQ(unlink(gate), 0);
 	held.serving = expect("serving");
 	CHECK_EQ(expect("standby"), waiting);
 	signal_to(held.serving, SIGKILL);
@@ -360,21 +371,24 @@ NAMED_TEST(the_first_standby_starts_beside_the_first_process)
 
 NAMED_TEST(a_standby_that_dies_before_the_device_is_served_is_replaced)
 {
-	char path[] = "/tmp/isw-test-gate-XXXXXX";
-	int fd = mkstemp(path);
-	pid_t waiting;
+	pid_t waiting = start_halfway("serves");
 
-	CHECK(fd >= 0);
-	close(fd);
-	setenv(GATE, path, 1);
-	start_holder("starts-late");
-	waiting = expect("waits");
 	signal_to(waiting, SIGKILL);
 	CHECK(expect("waits") != waiting);
-	CHECK_EQ(unlink(path), 0);
+	CHECK_EQ(unlink(gate), 0);
 	held.serving = expect("serving");
 	expect("standby");
 	stop();
+}
+
+NAMED_TEST(a_process_that_nobody_could_follow_has_no_standby)
+{
+	pid_t waiting = start_halfway("no-successor");
+
+	CHECK_EQ(unlink(gate), 0);
+	await_gone(waiting);
+	signal_to(held.pid, SIGTERM);
+	CHECK_EQ(exit_code(), 128 + SIGTERM);
 }
 
 NAMED_TEST(a_start_that_fails_is_the_end)
