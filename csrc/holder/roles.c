@@ -392,7 +392,8 @@ static uint64_t earliest(uint64_t next, uint64_t at_ns)
 /* By then standard output and error are the log: a standby must not keep the starter's open. */
 static bool is_half_started(struct iswi_holder *holder)
 {
-	return holder->phase == ISWI_HOLD_STARTING && iswi_keep_has(&holder->keep, ISWI_HOLD_STATE);
+	return holder->phase == ISWI_HOLD_STARTING && holder->active.sock >= 0 &&
+	       iswi_keep_has(&holder->keep, ISWI_HOLD_STATE);
 }
 
 uint64_t iswi_roles_step(struct iswi_holder *holder)

@@ -384,9 +384,11 @@ NAMED_TEST(a_standby_that_dies_before_the_device_is_served_is_replaced)
 NAMED_TEST(a_process_that_nobody_could_follow_has_no_standby)
 {
 	pid_t waiting = start_halfway("no-successor");
+	struct pollfd report = {.fd = fileno(held.reports), .events = POLLIN};
 
 	CHECK_EQ(unlink(gate), 0);
 	await_gone(waiting);
+	CHECK_EQ(poll(&report, 1, 300), 0); /* there is not another one */
 	signal_to(held.pid, SIGTERM);
 	CHECK_EQ(exit_code(), 128 + SIGTERM);
 }
