@@ -222,8 +222,16 @@ def output_of(
     mark: str,
     timeout_s: float,
     changes: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> str:
-    """Runs a program to its end and returns what it printed. `changes`: to its environment.
+    """Runs a program to its end and returns what it printed.
+
+    Args:
+        argv: the command.
+        mark: of the run.
+        timeout_s: how long it may take.
+        changes: to its environment.
+        pass_fds: descriptors that it inherits.
 
     Raises:
         SystemCallError: it failed; says what it complained about.
@@ -238,6 +246,7 @@ def output_of(
             errors="replace",
             timeout=timeout_s,
             env=environment(mark, changes),
+            pass_fds=pass_fds,
             start_new_session=True,
             check=False,
         )

@@ -10,19 +10,18 @@ import argparse
 import json
 import shutil
 import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from infiniswap.demo.children import environment as quiet_libraries
-from infiniswap.errors import SystemCallError, UsageError, from_oserror
+from infiniswap.errors import SystemCallError, UsageError
 from infiniswap.system.userfault import far_refusal
 from isw_bench.apps import inputs
 from isw_bench.apps.cell import agrees
 from isw_bench.apps.jobs import FULL, JOBS, QUICK, TINY, AppJob, Place
 from isw_bench.bench import Bench, Settings, SkipError, build_programs, require_root
-from isw_bench.children import environment
+from isw_bench.children import output_of
 from isw_bench.exits import exit_code
 from isw_bench.far import jobs, traces
 from isw_bench.far.traces import Record
@@ -32,7 +31,8 @@ from isw_bench.suite import ROOT
 _LIBRARY: Final = "libisw-bench-far-record.so"
 _RUN_S: Final = 1800.0
 _LEFT_SHARE_MAX: Final = 0.02
-"""Of the touched pages; what the kernel has is not recorded any longer."""
+"""A trace is refused if the kernel took over a larger share of the touched pages: the recorder does
+not see them any longer."""
 _KNOWN: Final[Mapping[str, AppJob]] = {
     **JOBS,
     **{job.key: job for job in (jobs.PANDAS, jobs.NUMPY, jobs.DUCKDB, jobs.GATHER, jobs.IN_ORDER)},
@@ -63,28 +63,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _ran(argv: Sequence[str], variables: Mapping[str, str], fds: Sequence[int] = ()) -> str:
-    """Runs the job and returns what it printed."""
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=variables,
-            pass_fds=fds,
-            timeout=_RUN_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise SystemCallError(f"the job did not end within {_RUN_S:g} s") from None
-    except OSError as error:
-        raise from_oserror(f"cannot run {argv[0]}", error) from error
-    if done.returncode:
-        raise SystemCallError(f"the job failed ({done.returncode})")
-    return done.stdout
-
-
 def _answer(job: AppJob, place: Place, printed: str) -> Mapping[str, Any]:
     if job.answer is not None:
         return job.answer(place)
@@ -105,19 +83,22 @@ class _Recording:
         self._bench = bench
         self._job = job
         self._place = place
-        self._variables = environment(bench.scope.mark, quiet_libraries({}))
+        self._libraries = quiet_libraries({})
 
     def _run(self, changes: Mapping[str, str], fds: Sequence[int] = ()) -> Mapping[str, Any]:
         shutil.rmtree(self._place.work, ignore_errors=True)
         self._place.work.mkdir()
         argv = self._job.command(self._bench, self._place)
-        return _answer(self._job, self._place, _ran(argv, {**self._variables, **changes}, fds))
+        changes = {**self._libraries, **changes}
+        printed = output_of(argv, self._bench.scope.mark, _RUN_S, changes, fds)
+        return _answer(self._job, self._place, printed)
 
     def record(self, pages: int) -> list[Record]:
         """Runs the job twice and returns the trace of the process that touched most.
 
         Raises:
             SystemCallError: the job failed, or its answer or its trace is not right.
+            DeadlineError: it took too long.
         """
         directory = self._bench.work / "traces"
         directory.mkdir()
@@ -161,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         UsageError: there is no such job, or it cannot be recorded here.
-        SystemCallError: see _Recording.record.
+        SystemCallError, DeadlineError: see _Recording.record.
     """
     job = _KNOWN.get(args.job)
     if job is None:
