@@ -164,6 +164,9 @@ struct iswf_ops {
 	int (*unmap)(char *at, size_t bytes);
 	int (*advise)(char *at, size_t bytes, int advice);   /* of what is the kernel's */
 	int (*leave)(char *at, size_t bytes, bool children); /* unregisters */
+	int (*watch)(char *at, size_t bytes);                /* registers */
+	/* Which pages of the block there the kernel has, in memory or in swap. */
+	struct iswf_mask (*there)(const char *at);
 	void (*pause)(uint64_t ns);
 	/* One request to the device; `bytes` of a write, or where those of a read go. Waits. */
 	int (*ask)(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages, char *bytes,
@@ -203,12 +206,15 @@ struct iswf_agent {
 	int64_t held_pages;     /* of home and aside */
 	int64_t budget_pages;   /* how many may be */
 	uint64_t full_until_ns; /* the device had no room: no eviction until then */
-	bool resting;           /* nothing leaves and nothing is taken */
-	bool ended;             /* and all is home */
-	bool retired;           /* and iswf_retire() has begun to unmap the agent's ranges */
-	bool tables_go;         /* the kernel gives up a table of pages with its last page */
-	uint32_t parked;        /* threads that evict and have nothing to do */
-	atomic_uint forks;      /* under way: likewise until they are done; seq_cst */
+	bool scarce;       /* so little is left of the budget that the arena is to be watched */
+	bool watching;     /* it is being registered */
+	bool watched;      /* it is: see watch.c */
+	bool resting;      /* nothing leaves and nothing is taken */
+	bool ended;        /* and all is home */
+	bool retired;      /* and iswf_retire() has begun to unmap the agent's ranges */
+	bool tables_go;    /* the kernel gives up a table of pages with its last page */
+	uint32_t parked;   /* threads that evict and have nothing to do */
+	atomic_uint forks; /* under way: likewise until they are done; seq_cst */
 	struct iswf_counts count;
 };
 
@@ -274,6 +280,8 @@ bool iswf_ahead(void);
 bool iswf_make_ready(void);
 /* Tells the device of one block that no longer needs a place; false: there is none. */
 bool iswf_drop(void);
+/* Begins to watch the arena, if little is left of the budget; false: not now. A thread of ours. */
+bool iswf_watch(void);
 /*
  * One step of the threads that evict: evicts ahead of need, through a delay aside, sends, reads
  * ahead, or drops a block. False: there is nothing to do now.
@@ -307,6 +315,9 @@ void iswf_need(int64_t pages);
 
 /* NULL: there is no room. It is zeros, but for ISWF_MALLOC. */
 char *iswf_take(size_t bytes, size_t align, enum iswf_request request);
+/* Discards one block that was freed long ago, of an arena that is not watched. False: there is
+ * none. */
+bool iswf_give_up_stale(void);
 /* The size of the allocation that begins there, in pages; 0: none does. No lock. */
 uint32_t iswf_size_of(const void *at);
 uint32_t iswf_size_of_mapping(const void *at); /* the same, of one that was taken as a mapping */

@@ -246,6 +246,16 @@ static int become_zeros(uint32_t block, uint32_t first, uint32_t end)
 	return discard(block, first, end);
 }
 
+static int be_home(uint32_t block, uint32_t first, uint32_t end)
+{
+	struct iswf_mask pages = iswf_mask_range(first, end);
+
+	iswf_may_be_home(&A->blocks[block], &pages);
+	if (!A->blocks[block].claimed) /* else its release does */
+		iswf_sort(block);
+	return 0;
+}
+
 static int lose(uint32_t block, uint32_t first, uint32_t end)
 {
 	iswf_lose(block, first, end);
@@ -278,7 +288,10 @@ static bool make_live(uint32_t first, uint32_t end, enum iswf_request request)
 	(void)in_blocks(first, end, become_live);
 	if (request == ISWF_MAPPING)
 		(void)in_blocks(first, end, become_mapped);
-	return request == ISWF_MALLOC || clear_pages(first, end);
+	if (request != ISWF_MALLOC && !clear_pages(first, end))
+		return false;
+	(void)in_blocks(first, end, be_home);
+	return true;
 }
 
 static uint32_t page_of(const char *at)
@@ -365,6 +378,37 @@ char *iswf_take(size_t bytes, size_t align, enum iswf_request request)
 		sizes[first] = 0;
 	pthread_mutex_unlock(&A->lock);
 	return done ? at_page(first) : NULL;
+}
+
+/* Else it is just being freed or given up, and in none yet. */
+static bool is_in_one_extent(uint32_t first, uint32_t end)
+{
+	uint32_t i = extent_after(first + 1);
+
+	return i > 0 && extents[i - 1].first + extents[i - 1].pages >= end;
+}
+
+bool iswf_give_up_stale(void)
+{
+	uint32_t block, first, end;
+	bool given = false;
+
+	pthread_mutex_lock(&A->lock);
+	if (!A->watched && iswf_is_stale()) {
+		block = A->queues[ISWF_Q_FREED].head;
+		first = block * ISWF_BLOCK_PAGES;
+		end = first + ISWF_BLOCK_PAGES;
+		given = is_in_one_extent(first, end);
+		if (given) {
+			extents_withdraw(first, end);
+			free_pages(first, end, true);
+		} else {
+			iswf_queue_add(ISWF_Q_FREED, block); /* later */
+			A->blocks[block].queued_ms = iswf_now_ms();
+		}
+	}
+	pthread_mutex_unlock(&A->lock);
+	return given;
 }
 
 /* With MAPPED; 0: none begins there. */

@@ -407,8 +407,8 @@ char *iswf_cradle_take(void)
 /* Lock held. What is ready is not held: it lessens what the budget leaves, as others' memory. */
 static bool lacks_ready(void)
 {
-	return !iswf_rests() && A->ready_count < READY_MAX && A->cradle_free_count > 1 &&
-	       A->budget_pages >= READY_BUDGET_MIN &&
+	return A->watched && !iswf_rests() && A->ready_count < READY_MAX &&
+	       A->cradle_free_count > 1 && A->budget_pages >= READY_BUDGET_MIN &&
 	       A->held_pages + ISWF_BLOCK_PAGES <= A->budget_pages;
 }
 

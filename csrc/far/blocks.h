@@ -84,6 +84,9 @@ void iswf_forget_digests(uint32_t block);
  */
 void iswf_end_digests(void);
 
+/* watch.c. While the arena is not watched: the program may touch these of its pages unseen. */
+void iswf_may_be_home(struct iswf_block *b, const struct iswf_mask *pages);
+
 /* ahead.c: the block came whole, for a fault; the next one in its row may be wished for. */
 void iswf_came_whole(uint32_t block);
 

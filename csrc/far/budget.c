@@ -47,6 +47,9 @@
 #define SWEEP_VISITS      64u /* while the lock is held */
 #define SWEEP_LOOKS       128u
 #define REFAULTS_UNKNOWN  UINT64_MAX
+/* With less of the budget the arena is watched. */
+#define SCARCE_SHARE     16
+#define SCARCE_PAGES_MIN (64 * (int64_t)ISWF_BLOCK_PAGES)
 
 #define A (&iswf_agent)
 
@@ -359,6 +362,14 @@ static void reclaim_files(const struct spare *spare, uint64_t now)
 	B->reclaim_fd = -1;
 }
 
+/* Of pages that may still be used: a program takes them while nobody looks. */
+static bool is_scarce(int64_t pages)
+{
+	int64_t share = A->budget_pages / SCARCE_SHARE;
+
+	return pages < (share < SCARCE_PAGES_MIN ? SCARCE_PAGES_MIN : share);
+}
+
 static struct spare look(uint64_t now)
 {
 	struct spare spare = {.usable = NO_LIMIT, .free = NO_LIMIT};
@@ -373,6 +384,7 @@ static struct spare look(uint64_t now)
 			  (spare.usable - B->left_bytes) / (int64_t)ISWF_PAGE_BYTES;
 	if (A->budget_pages < BUDGET_PAGES_MIN)
 		A->budget_pages = BUDGET_PAGES_MIN;
+	A->scarce = is_scarce(A->budget_pages - A->held_pages);
 	spare.left = B->left_bytes;
 	spare.held = iswf_rests() || now < A->full_until_ns
 			     ? 0

@@ -140,7 +140,7 @@ bool iswf_evict(bool freed_alone)
 	int code;
 
 	pthread_mutex_lock(&A->lock);
-	if (!iswf_rests() && A->shadow_free_count > 0)
+	if (A->watched && !iswf_rests() && A->shadow_free_count > 0)
 		block = freed_alone || iswf_now_ns() < A->full_until_ns
 				? iswf_claim_first(ISWF_Q_FREED)
 				: iswf_claim_victim();
@@ -325,14 +325,17 @@ bool iswf_drop(void)
 bool iswf_work_once(void)
 {
 	int64_t aside_max;
-	bool tight, full, stale;
+	bool watched, tight, full, stale;
 
 	pthread_mutex_lock(&A->lock);
+	watched = A->watched;
 	aside_max = A->budget_pages * ASIDE_SHARE / 100 / ISWF_BLOCK_PAGES;
 	tight = iswf_is_tight();
 	full = A->queues[ISWF_Q_ASIDE].count > aside_max;
 	stale = iswf_is_stale();
 	pthread_mutex_unlock(&A->lock);
+	if (!watched)
+		return iswf_watch() || iswf_give_up_stale();
 	if (iswf_make_ready())
 		return true;
 	if (!tight)

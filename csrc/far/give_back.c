@@ -98,7 +98,7 @@ int iswf_discard(uint32_t block, uint32_t first, uint32_t end, enum iswf_fate fa
 {
 	struct iswf_mask pages = iswf_mask_range(first, end), kept = {{0}}, home, aside;
 	struct iswf_block *b = iswf_claim(block);
-	bool dead = fate != ISWF_ZEROS, goes;
+	bool dead = fate != ISWF_ZEROS, whole;
 	int code = 0;
 
 	iswf_mask_take(&pages, &b->hole);
@@ -109,9 +109,10 @@ int iswf_discard(uint32_t block, uint32_t first, uint32_t end, enum iswf_fate fa
 	home = iswf_mask_and(&b->home, &pages);
 	aside = iswf_mask_and(&b->aside, &pages);
 	pthread_mutex_unlock(&A->lock);
-	goes = A->tables_go && iswf_mask_count(&pages) == ISWF_BLOCK_PAGES;
-	if (iswf_mask_any(&home))
-		b->tabled = !goes && (b->tabled || !A->ops->is_huge(iswf_at(block)));
+	whole = iswf_mask_count(&pages) == ISWF_BLOCK_PAGES;
+	if (iswf_mask_any(&home)) /* a part of a huge page makes single ones of it */
+		b->tabled = !(whole && A->tables_go) &&
+			    (b->tabled || !whole || !A->ops->is_huge(iswf_at(block)));
 	if (dead && b->fixed)
 		kept = pages;
 	else if (iswf_mask_any(&home) || b->fixed || b->unsure)
@@ -128,6 +129,7 @@ int iswf_discard(uint32_t block, uint32_t first, uint32_t end, enum iswf_fate fa
 		iswf_mask_take(&pages, &kept);
 	}
 	drop(b, &pages);
+	iswf_may_be_home(b, &pages);
 	iswf_release(block);
 	return dead ? 0 : code;
 }
@@ -188,15 +190,18 @@ static bool come_home(struct iswf_block *b, uint32_t block)
 /* Lock held, claimed: F2. From here on the kernel fills what is empty. False: it refuses. */
 static bool leave(struct iswf_block *b, uint32_t block, bool children, enum iswf_why why)
 {
+	struct iswf_mask there;
 	int code;
 
 	pthread_mutex_unlock(&A->lock);
 	code = leave_mapped(block, children);
+	there = A->ops->there(iswf_at(block));
 	pthread_mutex_lock(&A->lock);
 	b->fixed = true;
 	if (code != 0)
 		return false;
-	iswf_count(&A->count.handed_back[why], iswf_mask_count(&b->home));
+	there = iswf_mask_and(&there, &b->home);
+	iswf_count(&A->count.handed_back[why], iswf_mask_count(&there));
 	iswf_held_more(-(int64_t)iswf_mask_count(&b->home));
 	b->home = iswf_mask_range(0, 0);
 	b->left = true;
@@ -244,6 +249,8 @@ static void hand_back(uint32_t block, bool children, enum iswf_why why)
 
 void iswf_hand_back(uint32_t first, uint32_t end, bool children, enum iswf_why why)
 {
+	while (A->watching)
+		pthread_cond_wait(&A->released, &A->lock);
 	for (uint32_t block = first; block < end; block++)
 		hand_back(block, children, why);
 }

@@ -53,6 +53,7 @@ struct pm_scan_arg {
 	__u64 category_inverted, category_mask, category_anyof_mask, return_mask;
 };
 #define PAGEMAP_SCAN    _IOWR('f', 16, struct pm_scan_arg)
+#define PAGE_IS_PRESENT (1 << 3)
 #define PAGE_IS_SWAPPED (1 << 4)
 #define PAGE_IS_HUGE    (1 << 6)
 #endif
@@ -60,8 +61,8 @@ struct pm_scan_arg {
 /* The reader waits for an operation under way: not for long. */
 #define COPY_BYTES_MAX (128u << 10)
 #define BORDER_BYTES   ((size_t)ISWF_BORDER_BLOCKS * ISWF_BLOCK_BYTES)
-/* Runs of single pages at most: half of a block's. */
-#define SWAPPED_REGIONS (ISWF_BLOCK_PAGES / 2)
+/* Runs of pages of a kind that a scan tells apart: at most all of a block. */
+#define BLOCK_REGIONS ISWF_BLOCK_PAGES
 
 #define A (&iswf_agent)
 
@@ -327,24 +328,48 @@ static bool real_is_huge(const char *at)
 	return ioctl(pagemap, PAGEMAP_SCAN, &scan) != 0;
 }
 
-uint32_t iswf_swapped_pages(const char *at)
+/* Runs of the block's pages of any of these kinds; -1: the kernel does not tell. */
+static int scan_block(const char *at, uint64_t kinds, struct page_region regions[BLOCK_REGIONS])
 {
-	struct page_region regions[SWAPPED_REGIONS];
 	struct pm_scan_arg scan = {
 		.size = sizeof(scan),
 		.start = (uintptr_t)at,
 		.end = (uintptr_t)at + ISWF_BLOCK_BYTES,
 		.vec = (uintptr_t)regions,
-		.vec_len = SWAPPED_REGIONS,
-		.category_mask = PAGE_IS_SWAPPED,
+		.vec_len = BLOCK_REGIONS,
+		.category_anyof_mask = kinds,
 		.return_mask = PAGE_IS_SWAPPED,
 	};
-	int count = ioctl(pagemap, PAGEMAP_SCAN, &scan);
+
+	return (int)ioctl(pagemap, PAGEMAP_SCAN, &scan);
+}
+
+uint32_t iswf_swapped_pages(const char *at)
+{
+	struct page_region regions[BLOCK_REGIONS];
+	int count = scan_block(at, PAGE_IS_SWAPPED, regions);
 	uint64_t found = 0;
 
 	for (int i = 0; i < count; i++)
 		found += regions[i].end - regions[i].start;
 	return (uint32_t)(found / ISWF_PAGE_BYTES);
+}
+
+/* Where the kernel does not tell, all may be there (F4). */
+static struct iswf_mask real_there(const char *at)
+{
+	struct page_region regions[BLOCK_REGIONS];
+	int count = scan_block(at, PAGE_IS_PRESENT | PAGE_IS_SWAPPED, regions);
+	struct iswf_mask there = iswf_mask_range(0, count < 0 ? ISWF_BLOCK_PAGES : 0);
+
+	for (int i = 0; i < count; i++) {
+		uint64_t first = (regions[i].start - (uintptr_t)at) / ISWF_PAGE_BYTES;
+		uint64_t end = (regions[i].end - (uintptr_t)at) / ISWF_PAGE_BYTES;
+		struct iswf_mask run = iswf_mask_range((uint32_t)first, (uint32_t)end);
+
+		iswf_mask_add(&there, &run);
+	}
+	return there;
 }
 
 /*
@@ -397,6 +422,17 @@ static int real_leave(char *at, size_t bytes, bool children)
 	return children ? advise(at, bytes, MADV_DOFORK) : 0;
 }
 
+static int real_watch(char *at, size_t bytes)
+{
+	struct uffdio_register range = {
+		.range = {(uintptr_t)at, bytes},
+		.mode = UFFDIO_REGISTER_MODE_MISSING,
+	};
+
+	/* Our own ioctl() takes it for another userfaultfd of the program's. */
+	return iswf_real()->ioctl(iswf_uffd, UFFDIO_REGISTER, &range) == 0 ? 0 : -errno;
+}
+
 const struct iswf_ops iswf_real_ops = {
 	.move = real_move,
 	.copy = real_copy,
@@ -413,6 +449,8 @@ const struct iswf_ops iswf_real_ops = {
 	.unmap = real_unmap,
 	.advise = advise,
 	.leave = real_leave,
+	.watch = real_watch,
+	.there = real_there,
 	.pause = iswf_pause,
 	.ask = iswf_link_ask,
 };
@@ -459,16 +497,6 @@ static char *reserve(size_t bytes)
 	return aligned;
 }
 
-static int watch(char *at, size_t bytes)
-{
-	struct uffdio_register range = {
-		.range = {(uintptr_t)at, bytes},
-		.mode = UFFDIO_REGISTER_MODE_MISSING,
-	};
-
-	return ioctl(iswf_uffd, UFFDIO_REGISTER, &range) == 0 ? 0 : -errno;
-}
-
 /* Unregistered first: the munmap of a registered range waits for the reader. */
 static void unreserve(char *at, size_t bytes)
 {
@@ -508,8 +536,8 @@ int iswf_memory_init(uint32_t blocks)
 	char *arena = reserve(arena_bytes), *shadow = reserve(shadow_bytes + cradle_bytes);
 
 	if (arena == NULL || shadow == NULL || table == NULL || digests == NULL ||
-	    iswf_digest_init() != 0 || watch(arena, arena_bytes) != 0 ||
-	    watch(shadow, shadow_bytes) != 0) {
+	    iswf_digest_init() != 0 || real_watch(arena, arena_bytes) != 0 ||
+	    real_watch(shadow, shadow_bytes) != 0) {
 		unreserve(arena, arena_bytes);
 		unreserve(shadow, shadow_bytes + cradle_bytes);
 		end_table(table, blocks_bytes);
@@ -526,6 +554,8 @@ int iswf_memory_init(uint32_t blocks)
 		A->cradle_free[A->cradle_free_count++] = i;
 	atomic_store(&A->blocks_count, blocks);
 	A->tables_go = gives_up_tables(A->cradle);
+	/* What the kernel takes now it takes later, too. */
+	A->watched = A->scarce || real_leave(arena, arena_bytes, false) != 0;
 	A->arena = arena;
 	return 0;
 }

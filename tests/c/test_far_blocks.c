@@ -58,9 +58,10 @@ static struct {
 	bool moved;   /* it is elsewhere, with this value */
 	bool any;     /* what it holds was never said: as malloc() gives it */
 } model[PAGES];
-static bool left[BLOCKS];
-static bool tables[BLOCKS];          /* of the arena: of single pages that are there, or were */
-static void (*meanwhile_once)(void); /* while the next discard is under way */
+static bool left[BLOCKS];               /* not registered: the kernel fills it */
+static uint32_t watch_refused = BLOCKS; /* this block's registration */
+static bool tables[BLOCKS];             /* of the arena: of single pages that are there, or were */
+static void (*meanwhile_once)(void);    /* while the next discard is under way */
 static uint32_t discards_refused;
 
 /*
@@ -467,6 +468,38 @@ static int fake_leave(char *at, size_t bytes, bool children)
 	return 0;
 }
 
+/* All of a block, or what of it is no hole. */
+static int fake_watch(char *at, size_t bytes)
+{
+	uint32_t page, end;
+
+	meanwhile();
+	CHECK(range_of(at, &page) == &arena);
+	end = page + (uint32_t)(bytes / ISWF_PAGE_BYTES);
+	if (watch_refused >= page / ISWF_BLOCK_PAGES &&
+	    watch_refused <= (end - 1) / ISWF_BLOCK_PAGES && watch_refused < BLOCKS)
+		return -EINVAL;
+	for (uint32_t i = page; i < end; i++) {
+		CHECK(!A->blocks[i / ISWF_BLOCK_PAGES].left && !model[i].foreign);
+		left[i / ISWF_BLOCK_PAGES] = false;
+	}
+	return 0;
+}
+
+static struct iswf_mask fake_there(const char *at)
+{
+	struct iswf_mask there = {{0}};
+	uint32_t page;
+
+	CHECK(range_of(at, &page) == &arena);
+	meanwhile();
+	for (uint32_t i = 0; i < ISWF_BLOCK_PAGES; i++)
+		if (arena.present[page + i])
+			iswf_set(&there, i);
+	meanwhile();
+	return there;
+}
+
 static void fake_pause(uint64_t ns)
 {
 	now_ns += ns;
@@ -567,6 +600,8 @@ static const struct iswf_ops fake_ops = {
 	.unmap = fake_unmap,
 	.advise = fake_advise,
 	.leave = fake_leave,
+	.watch = fake_watch,
+	.there = fake_there,
 	.pause = fake_pause,
 	.ask = fake_ask,
 };
@@ -642,8 +677,12 @@ static void discard_behind(uint32_t first, uint32_t end)
 {
 	struct event event = {.first = first, .end = end, .later = true, .lazy = below(3) == 0};
 
-	if (left[first / ISWF_BLOCK_PAGES] || !may_change(first, end))
+	if (A->blocks[first / ISWF_BLOCK_PAGES].left || !may_change(first, end))
 		return;
+	if (left[first / ISWF_BLOCK_PAGES]) { /* the agent does not hear of it */
+		forget_later(&event);
+		return;
+	}
 	for (uint32_t page = first; page < end; page++)
 		model[page].changes = true;
 	if (below(2)) {
@@ -899,6 +938,11 @@ static void step(bool rare)
 		unmap_behind(first, end);
 	} else if (kind < 983) {
 		move_behind(first, end);
+	} else if (kind >= 990 && kind < 994) {
+		A->scarce |= below(3) == 0;
+		(void)iswf_watch();
+	} else if (kind >= 994 && kind < 998) {
+		(void)iswf_give_up_stale();
 	} else if (kind == 998) {
 		hand_back(first / ISWF_BLOCK_PAGES);
 	} else if (kind == 999) {
@@ -943,6 +987,9 @@ static void begin(void)
 	A->blocks_count = BLOCKS;
 	A->budget_pages = PAGES;
 	A->held_pages = 0;
+	A->blocks_used = 0;
+	A->watched = true;
+	A->scarce = false;
 	A->full_until_ns = 0;
 	A->tables_go = calm || below(4) != 0;
 	memset(A->queues, 0, sizeof(A->queues));
@@ -981,7 +1028,7 @@ static void check_page(const struct iswf_block *b, uint32_t block, uint32_t page
 	/* What is home and not there is zeros, as what nothing has; what is there is home. */
 	CHECK(!home || there || !model[number].owned || model[number].any ||
 	      model[number].value == 0);
-	CHECK(!there || home || left[block] || b->unsure);
+	CHECK(!there || home || b->left || b->unsure);
 }
 
 /* F12: what is free holds nothing of what was there before. */
@@ -1033,6 +1080,14 @@ static void end_ranges(void)
 	end_range(&cradle);
 }
 
+/* After begin(): until iswf_watch() the arena is the kernel's. */
+static void unwatch(void)
+{
+	A->watched = false;
+	for (uint32_t block = 0; block < BLOCKS; block++)
+		left[block] = true;
+}
+
 static void run(uint64_t seed, uint32_t steps)
 {
 	calm = false;
@@ -1042,6 +1097,8 @@ static void run(uint64_t seed, uint32_t steps)
 	begin();
 	if (seed % 2 != 0)
 		A->budget_pages = LARGE_PAGES;
+	if (seed % 3 != 0)
+		unwatch();
 	for (uint32_t i = 0; i < ALLOCS; i++)
 		allocate();
 	for (uint32_t i = 0; i < steps; i++) {
@@ -1855,6 +1912,149 @@ static void parts_of_mappings_are_no_allocations(void)
 	end_ranges();
 }
 
+/* ------------------------------------------------------------------- watching */
+
+static char *take(uint32_t blocks, enum iswf_request request)
+{
+	char *at = iswf_take((size_t)blocks * ISWF_BLOCK_BYTES, 0, request);
+	uint32_t first;
+
+	CHECK(at != NULL && range_of(at, &first) == &arena);
+	for (uint32_t page = first; page < first + blocks * ISWF_BLOCK_PAGES; page++) {
+		model[page].owned = true;
+		model[page].value = 0;
+		model[page].any = request == ISWF_MALLOC;
+	}
+	return at;
+}
+
+static void give(char *at, uint32_t blocks)
+{
+	uint32_t first;
+
+	CHECK(range_of(at, &first) == &arena);
+	iswf_give(at);
+	for (uint32_t page = first; page < first + blocks * ISWF_BLOCK_PAGES; page++)
+		model[page].owned = false;
+}
+
+static void start_watching(void)
+{
+	A->scarce = true;
+	CHECK(iswf_watch());
+	CHECK(A->watched && !iswf_watch());
+	check_books();
+}
+
+/* Of the third block half is touched, of the fourth nothing. */
+static void only_what_is_there_is_home_once_it_is_watched(void)
+{
+	begin_calm();
+	unwatch();
+	CHECK(take(4, ISWF_CALLOC) == arena.at);
+	for (uint32_t page = 0; page < 5 * ISWF_BLOCK_PAGES / 2; page++)
+		change(page);
+	CHECK_EQ(A->count.faults, 0);
+	CHECK(!iswf_watch() && !iswf_evict(false) && !iswf_make_ready());
+	start_watching();
+	CHECK_EQ(A->held_pages, 5 * ISWF_BLOCK_PAGES / 2);
+	CHECK(!iswf_mask_any(&A->blocks[3].home));
+	look(3 * ISWF_BLOCK_PAGES);
+	CHECK_EQ(A->count.faults, 1);
+	for (uint32_t block = 0; block < 4; block++)
+		look_all(block);
+	end_ranges();
+}
+
+static void what_is_freed_unwatched_is_zeros_when_it_is_taken_so(void)
+{
+	char *at;
+
+	begin_calm();
+	unwatch();
+	at = take(2, ISWF_MALLOC);
+	for (uint32_t page = 0; page < 2 * ISWF_BLOCK_PAGES; page++)
+		change(page);
+	give(at, 2);
+	CHECK(arena.present[0]); /* for the next one */
+	CHECK(take(2, ISWF_CALLOC) == at);
+	look_all(0);
+	discard(10, 20);
+	change(12); /* unseen */
+	discard(10, 20);
+	look(12);
+	end_ranges();
+}
+
+/* Also where another thread is just freeing it, or giving it up. */
+static void give_up_another(void)
+{
+	CHECK(!iswf_give_up_stale());
+}
+
+static void what_was_freed_long_ago_is_given_up_once(void)
+{
+	char *at;
+
+	begin_calm();
+	unwatch();
+	A->budget_pages = LARGE_PAGES;
+	at = take(1, ISWF_MALLOC);
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
+		change(page);
+	give(at, 1);
+	CHECK(!iswf_give_up_stale());
+	now_ns += 3000000000u;
+	meanwhile_once = give_up_another;
+	CHECK(iswf_give_up_stale() && meanwhile_once == NULL);
+	CHECK(!arena.present[0]);
+	CHECK_EQ(A->held_pages, 0);
+	CHECK(take(1, ISWF_MALLOC) == at && take(1, ISWF_MALLOC) != at);
+	end_ranges();
+}
+
+/* Something else is mapped in the first, which the program did by a call that is not seen. */
+static void what_cannot_be_watched_stays_the_kernels(void)
+{
+	begin_calm();
+	unwatch();
+	(void)take(2, ISWF_MAPPING);
+	for (uint32_t page = 0; page < 2 * ISWF_BLOCK_PAGES; page++)
+		change(page);
+	watch_refused = 0;
+	start_watching();
+	watch_refused = BLOCKS;
+	CHECK(A->blocks[0].left && !A->blocks[1].left);
+	CHECK_EQ(A->count.handed_back[ISWF_WHY_FIXED], ISWF_BLOCK_PAGES);
+	CHECK(leave() && !leave());
+	look_all(0);
+	look_all(1);
+	/* What was never used is in one part, and is given to nobody. */
+	end_ranges();
+	begin_calm();
+	unwatch();
+	(void)take(1, ISWF_MALLOC);
+	watch_refused = 3;
+	start_watching();
+	watch_refused = BLOCKS;
+	CHECK(iswf_take(ISWF_BLOCK_BYTES, 0, ISWF_MALLOC) == NULL);
+	end_ranges();
+}
+
+static void what_was_handed_back_is_not_watched(void)
+{
+	begin_calm();
+	unwatch();
+	(void)take(2, ISWF_MALLOC);
+	change(5);
+	hand_back(0);
+	CHECK_EQ(A->count.handed_back[ISWF_WHY_FORK], 1); /* the others are not there */
+	start_watching();
+	CHECK(A->blocks[0].left && left[0] && !left[1]);
+	look(5);
+	end_ranges();
+}
+
 int main(int argc, char **argv)
 {
 	uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;
@@ -1899,6 +2099,11 @@ int main(int argc, char **argv)
 	zeros_of_a_block_in_its_first_use_are_left();
 	blocks_that_are_refused_are_tried_a_while_later();
 	pages_of_zeros_do_not_leave();
+	only_what_is_there_is_home_once_it_is_watched();
+	what_is_freed_unwatched_is_zeros_when_it_is_taken_so();
+	what_was_freed_long_ago_is_given_up_once();
+	what_cannot_be_watched_stays_the_kernels();
+	what_was_handed_back_is_not_watched();
 	for (uint64_t seed = first; seed < first + seeds; seed++) {
 		printf("seed %llu\n", (unsigned long long)seed);
 		fflush(stdout);

@@ -4,11 +4,11 @@
  * preloaded that knows what must be in its memory. The agent is told that its cgroup is full, by
  * files that say so, and so evicts all that it can all the time; no limit is in force.
  *
- *     test_far_job [SEED [CASE [NUMBER]]]
+ *     test_far_job [SEED [CASE [NUMBER [FREE_MS]]]]
  *     test_far_job run PROGRAM [ARGUMENT...]
  *
- * The second form runs any program so, with pauses in which nothing leaves, and ends with its exit
- * code.
+ * With FREE_MS the cgroup is empty for so long. The second form runs any program so, with pauses in
+ * which nothing leaves, and ends with its exit code.
  */
 #include <errno.h>
 #include <linux/userfaultfd.h>
@@ -23,16 +23,18 @@
 #include "far_program.h"
 #include "frontend/far_table.h"
 
-#define FAR_BYTES  (1024 * MIB)
-#define STATE_FD   602
-#define TABLE_FD   603
-#define KEY_FD     604
-#define LEDGER_FD  605
-#define GO_FD      606
-#define SERVED_FD  607
-#define LIMIT      (256 * MIB)
-#define TURN_MS    40
-#define STATISTICS "total_inactive_file 0\ntotal_active_file 0\ntotal_workingset_refault_file 0\n"
+#define FAR_BYTES (1024 * MIB)
+#define STATE_FD  602
+#define TABLE_FD  603
+#define KEY_FD    604
+#define LEDGER_FD 605
+#define GO_FD     606
+#define SERVED_FD 607
+#define LIMIT     (256 * MIB)
+#define TURN_MS   40
+/* The job's cgroup never fills. */
+#define ALWAYS_FREE UINT64_MAX
+#define STATISTICS  "total_inactive_file 0\ntotal_active_file 0\ntotal_workingset_refault_file 0\n"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED true
@@ -158,21 +160,35 @@ static void end_device(struct device *d)
 	close(d->job_end);
 }
 
-/* The program ends well, and most of what it checked has been away. */
-static void passes(const char *name, const char *number)
+/* The program ends well; how much of what it checked has been away. */
+static struct isw_engine_stats ends_well(const char *name, const char *number, uint64_t free_ms)
 {
 	struct device d;
 	struct isw_engine_stats stats;
 	struct job job;
 
 	start_device(&d);
+	write_usage(free_ms != 0 ? 0 : LIMIT - 8 * MIB);
 	job = start_job(name, number, d.job_end);
+	if (free_ms != 0 && free_ms != ALWAYS_FREE)
+		pause_ms((uint32_t)free_ms);
+	if (free_ms != ALWAYS_FREE)
+		write_usage(LIMIT - 8 * MIB);
 	CHECK_EQ(end_of(&job), 0);
+	write_usage(LIMIT - 8 * MIB);
 	isw_engine_stats(d.engine, &stats);
 	printf("%s: %llu MiB out, %llu MiB in\n", name, (unsigned long long)stats.pages_out / 256,
 	       (unsigned long long)stats.pages_in / 256);
-	CHECK(stats.pages_out > 1024 && stats.pages_in > 512);
 	end_device(&d);
+	return stats;
+}
+
+/* Most of it has been away. */
+static void passes(const char *name, const char *number)
+{
+	struct isw_engine_stats stats = ends_well(name, number, 0);
+
+	CHECK(stats.pages_out > 1024 && stats.pages_in > 512);
 }
 
 static atomic_bool compacts;
@@ -218,6 +234,21 @@ static void a_compacted_host_loses_nothing(void)
 	atomic_store(&compacts, false);
 	pthread_join(compactor, NULL);
 	close(fd);
+}
+
+/* Its memory is the kernel's until then. */
+static void a_limit_may_be_met_late(uint64_t seed)
+{
+	struct isw_engine_stats stats;
+
+	for (uint32_t turn = 1; turn <= 4; turn++)
+		(void)ends_well(turn % 2 != 0 ? "allocator" : "discards", "0",
+				1 + (seed >> turn) % 200);
+	stats = ends_well("model", "600", 60);
+	CHECK(stats.pages_out > 1024 && stats.pages_in > 512);
+	/* And where it is not, nothing leaves. */
+	stats = ends_well("model", "20", ALWAYS_FREE);
+	CHECK_EQ(stats.pages_out, 0);
 }
 
 static void a_killed_job_leaves_nothing(void)
@@ -588,7 +619,8 @@ int main(int argc, char **argv)
 	printf("seed %llu\n", (unsigned long long)seed);
 	fflush(stdout);
 	if (argc >= 3) {
-		passes(argv[2], argc == 4 ? argv[3] : "0");
+		(void)ends_well(argv[2], argc >= 4 ? argv[3] : "0",
+				argc == 5 ? strtoull(argv[4], NULL, 10) : 0);
 		remove_directory();
 		return 0;
 	}
@@ -599,6 +631,7 @@ int main(int argc, char **argv)
 		every_way_passes();
 		passes("model", full ? "25" : "10");
 		a_compacted_host_loses_nothing();
+		a_limit_may_be_met_late(seed);
 	}
 	a_killed_job_leaves_nothing();
 	what_comes_ahead_is_what_left();

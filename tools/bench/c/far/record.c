@@ -123,6 +123,7 @@ int iswf_link_open(int job_fd, int uffd, uint32_t *blocks_out)
 	began_ns = iswf_now_ns();
 	note(PART_SIZE, 0, part_pages);
 	A->budget_pages = 2 * (int64_t)BLOCKS * ISWF_BLOCK_PAGES;
+	A->scarce = true; /* watched from the beginning */
 	*blocks_out = BLOCKS;
 	return 0;
 }

@@ -326,6 +326,7 @@ static void begin_agent(uint32_t budget_blocks)
 	A->blocks = zeroed(trace.blocks, sizeof(*A->blocks));
 	A->blocks_count = A->blocks_used = trace.blocks;
 	A->budget_pages = (int64_t)budget_blocks * ISWF_BLOCK_PAGES;
+	A->watched = true;
 	A->tables_go = true;
 	for (uint32_t i = ISWF_SHADOW_SLOTS; i-- > 0;)
 		A->shadow_free[A->shadow_free_count++] = i;
