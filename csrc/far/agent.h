@@ -4,25 +4,27 @@
  * kernel's hands and moves it, by blocks of 2 MiB, to the device process, whose engine sends it to
  * donors. It needs libc alone, and costs a process nothing until that allocates something large.
  *
- * Memory. Large allocations come from one reserved range, the arena, registered with userfaultfd.
- * It is larger than what the device can hold: allocators reserve addresses that they never use.
- * A block that leaves is first moved to a slot of a second range, the shadow (no copy): a program
- * that touches it then gets it back by another move. From there it is sent. A block that comes back
- * is made in a slot of a third range, the cradle, as a huge page, and moved into the arena; single
- * pages are copied in.
+ * Memory. Large allocations come from one reserved range, the arena. It is larger than what the
+ * device can hold: allocators reserve addresses that they never use. Once little is left of what
+ * the job may use, it is registered with userfaultfd (watch.c). A block that leaves is first moved
+ * to a slot of a second range, the shadow (no copy): a program that touches it then gets it back by
+ * another move. From there it is sent. A block that comes back is made in a slot of a third range,
+ * the cradle, as a huge page, and moved into the arena; single pages are copied in.
  *
  * A page of the arena is, as the block's masks say: home (the kernel has it in the arena, in memory
  * or in swap), aside (in the block's slot of the shadow), far (the device has it), or none of
- * these: then it is zeros and nothing has it. `live` pages belong to an allocation; others are not
- * sent, and may hold what an allocation left there.
+ * these: then it is zeros and nothing has it. Until the arena is watched, what may be there is
+ * home. `live` pages belong to an allocation; others are not sent, and may hold what an allocation
+ * left there.
  *
  * Rules, beside those of the ring; each with its test (tests/c/test_far_*.c):
  *  F1  The device process has a duplicate of the userfaultfd, so no absent page becomes zeros when
  *      this process closes its own. The program cannot close our descriptors by close and its like.
  *  F2  A range is unregistered only when no page of it is aside or far.
  *  F3  Pages of the arena are moved or placed only by who has claimed their block, and only while
- * no event waits to be read or served (EAGAIN: release the block, later). A range that something
- *      else changed is the kernel's from then on (`hole`): it is not touched or given again.
+ *      no event waits to be read or served (EAGAIN: release the block, later). A range that
+ *      something else changed is the kernel's from then on (`hole`): it is not touched or given
+ *      again.
  *  F4  A fault on a page that is home: zeros are placed; if it was there after all, the thread is
  *      woken. It is woken alone only while an event is unserved: it faults again behind that.
  *  F5  A page whose bytes the device says are lost is poisoned: SIGBUS, never zeros. Any other

@@ -47,9 +47,10 @@
 #define SWEEP_VISITS      64u /* while the lock is held */
 #define SWEEP_LOOKS       128u
 #define REFAULTS_UNKNOWN  UINT64_MAX
-/* With less of the budget the arena is watched. */
-#define SCARCE_SHARE     16
-#define SCARCE_PAGES_MIN (64 * (int64_t)ISWF_BLOCK_PAGES)
+/* With less than this share of the least limit the arena is watched: a program takes it while
+ * nobody looks. */
+#define SCARCE_SHARE     8
+#define SCARCE_BYTES_MIN (128ll << 20)
 
 #define A (&iswf_agent)
 
@@ -269,6 +270,7 @@ struct spare {
 	int64_t free, files; /* of the job's own cgroup: until its limit; page cache */
 	int64_t held;        /* by us; 0 where nothing may leave */
 	int64_t left;        /* to the kernel */
+	int64_t least;       /* of usable; with less it is scarce */
 };
 
 static void look_at_level(const struct level *level, struct spare *spare, uint64_t now)
@@ -290,8 +292,11 @@ static void look_at_level(const struct level *level, struct spare *spare, uint64
 		spare->free = limit - used;
 		spare->files = files;
 	}
-	if (left + files < spare->usable)
-		spare->usable = left + files;
+	if (left + files >= spare->usable)
+		return;
+	spare->usable = left + files;
+	spare->least =
+		limit / SCARCE_SHARE < SCARCE_BYTES_MIN ? SCARCE_BYTES_MIN : limit / SCARCE_SHARE;
 }
 
 /* The next block of the sweep that has pages at home; ISWF_NONE: not among those looked at. */
@@ -362,14 +367,6 @@ static void reclaim_files(const struct spare *spare, uint64_t now)
 	B->reclaim_fd = -1;
 }
 
-/* Of pages that may still be used: a program takes them while nobody looks. */
-static bool is_scarce(int64_t pages)
-{
-	int64_t share = A->budget_pages / SCARCE_SHARE;
-
-	return pages < (share < SCARCE_PAGES_MIN ? SCARCE_PAGES_MIN : share);
-}
-
 static struct spare look(uint64_t now)
 {
 	struct spare spare = {.usable = NO_LIMIT, .free = NO_LIMIT};
@@ -384,7 +381,7 @@ static struct spare look(uint64_t now)
 			  (spare.usable - B->left_bytes) / (int64_t)ISWF_PAGE_BYTES;
 	if (A->budget_pages < BUDGET_PAGES_MIN)
 		A->budget_pages = BUDGET_PAGES_MIN;
-	A->scarce = is_scarce(A->budget_pages - A->held_pages);
+	A->scarce = spare.usable - B->left_bytes < spare.least;
 	spare.left = B->left_bytes;
 	spare.held = iswf_rests() || now < A->full_until_ns
 			     ? 0

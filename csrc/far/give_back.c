@@ -191,6 +191,7 @@ static bool come_home(struct iswf_block *b, uint32_t block)
 static bool leave(struct iswf_block *b, uint32_t block, bool children, enum iswf_why why)
 {
 	struct iswf_mask there;
+	bool watched = A->watched;
 	int code;
 
 	pthread_mutex_unlock(&A->lock);
@@ -198,7 +199,7 @@ static bool leave(struct iswf_block *b, uint32_t block, bool children, enum iswf
 	there = A->ops->there(iswf_at(block));
 	pthread_mutex_lock(&A->lock);
 	b->fixed = true;
-	if (code != 0)
+	if (code != 0 || A->watching || A->watched != watched) /* it may be registered again */
 		return false;
 	there = iswf_mask_and(&there, &b->home);
 	iswf_count(&A->count.handed_back[why], iswf_mask_count(&there));

@@ -61,8 +61,8 @@ struct pm_scan_arg {
 /* The reader waits for an operation under way: not for long. */
 #define COPY_BYTES_MAX (128u << 10)
 #define BORDER_BYTES   ((size_t)ISWF_BORDER_BLOCKS * ISWF_BLOCK_BYTES)
-/* Runs of pages of a kind that a scan tells apart: at most all of a block. */
-#define BLOCK_REGIONS ISWF_BLOCK_PAGES
+/* Of one scan, on the stack of a thread of the program's. */
+#define SCAN_REGIONS 32u
 
 #define A (&iswf_agent)
 
@@ -328,47 +328,50 @@ static bool real_is_huge(const char *at)
 	return ioctl(pagemap, PAGEMAP_SCAN, &scan) != 0;
 }
 
-/* Runs of the block's pages of any of these kinds; -1: the kernel does not tell. */
-static int scan_block(const char *at, uint64_t kinds, struct page_region regions[BLOCK_REGIONS])
+/* The block's pages of any of these kinds. False: the kernel does not tell. */
+static bool scan_block(const char *at, uint64_t kinds, struct iswf_mask *found)
 {
+	struct page_region regions[SCAN_REGIONS];
 	struct pm_scan_arg scan = {
 		.size = sizeof(scan),
 		.start = (uintptr_t)at,
 		.end = (uintptr_t)at + ISWF_BLOCK_BYTES,
 		.vec = (uintptr_t)regions,
-		.vec_len = BLOCK_REGIONS,
+		.vec_len = SCAN_REGIONS,
 		.category_anyof_mask = kinds,
-		.return_mask = PAGE_IS_SWAPPED,
+		.return_mask = kinds,
 	};
 
-	return (int)ioctl(pagemap, PAGEMAP_SCAN, &scan);
+	for (; scan.start < scan.end; scan.start = scan.walk_end) {
+		int count = ioctl(pagemap, PAGEMAP_SCAN, &scan);
+
+		if (count < 0)
+			return false;
+		for (int i = 0; i < count; i++) {
+			uint64_t first = (regions[i].start - (uintptr_t)at) / ISWF_PAGE_BYTES;
+			uint64_t end = (regions[i].end - (uintptr_t)at) / ISWF_PAGE_BYTES;
+			struct iswf_mask run = iswf_mask_range((uint32_t)first, (uint32_t)end);
+
+			iswf_mask_add(found, &run);
+		}
+	}
+	return true;
 }
 
 uint32_t iswf_swapped_pages(const char *at)
 {
-	struct page_region regions[BLOCK_REGIONS];
-	int count = scan_block(at, PAGE_IS_SWAPPED, regions);
-	uint64_t found = 0;
+	struct iswf_mask swapped = {{0}};
 
-	for (int i = 0; i < count; i++)
-		found += regions[i].end - regions[i].start;
-	return (uint32_t)(found / ISWF_PAGE_BYTES);
+	return scan_block(at, PAGE_IS_SWAPPED, &swapped) ? iswf_mask_count(&swapped) : 0;
 }
 
 /* Where the kernel does not tell, all may be there (F4). */
 static struct iswf_mask real_there(const char *at)
 {
-	struct page_region regions[BLOCK_REGIONS];
-	int count = scan_block(at, PAGE_IS_PRESENT | PAGE_IS_SWAPPED, regions);
-	struct iswf_mask there = iswf_mask_range(0, count < 0 ? ISWF_BLOCK_PAGES : 0);
+	struct iswf_mask there = {{0}};
 
-	for (int i = 0; i < count; i++) {
-		uint64_t first = (regions[i].start - (uintptr_t)at) / ISWF_PAGE_BYTES;
-		uint64_t end = (regions[i].end - (uintptr_t)at) / ISWF_PAGE_BYTES;
-		struct iswf_mask run = iswf_mask_range((uint32_t)first, (uint32_t)end);
-
-		iswf_mask_add(&there, &run);
-	}
+	if (!scan_block(at, PAGE_IS_PRESENT | PAGE_IS_SWAPPED, &there))
+		there = iswf_mask_range(0, ISWF_BLOCK_PAGES);
 	return there;
 }
 

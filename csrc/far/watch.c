@@ -2,8 +2,10 @@
 /*
  * When the arena begins to be watched. A page that is watched costs a message and a wake-up at its
  * first touch, and a discard another message. So as long as the limits leave much, the arena is the
- * kernel's, as all other memory is, and `home` says which pages may be there. Once little is left
- * it is registered, and the kernel says which pages are.
+ * kernel's, as all other memory is, and `home` says which pages were live since they were zeros:
+ * they may be there. So may others of their huge page, as zeros. Once little is left it is
+ * registered, and the kernel says which pages are there. Until a block was looked at it is
+ * `unsure`.
  *
  * Of what the program does meanwhile by calls that are not seen, the agent hears nothing. Such
  * pages are home by the books and not there, which is what they are after a discard, too (F4).
@@ -33,7 +35,7 @@ static bool is_one_range(void)
 	return true;
 }
 
-/* Nobody hands anything back meanwhile. */
+/* Lock held. */
 static int watch_block(uint32_t block)
 {
 	struct iswf_mask ours = iswf_mask_range(0, ISWF_BLOCK_PAGES);
@@ -41,10 +43,12 @@ static int watch_block(uint32_t block)
 	int code = 0;
 
 	iswf_mask_take(&ours, &A->blocks[block].hole);
+	pthread_mutex_unlock(&A->lock);
 	for (uint32_t first = 0; code == 0 && (run = iswf_mask_run(&ours, &first)) != 0;
 	     first += run)
 		code = A->ops->watch(iswf_at(block) + (size_t)first * ISWF_PAGE_BYTES,
 				     (size_t)run * ISWF_PAGE_BYTES);
+	pthread_mutex_lock(&A->lock);
 	return code;
 }
 
@@ -67,12 +71,7 @@ static void watch_blocks(uint32_t used)
 	int code = 0;
 
 	for (uint32_t block = 0; block < used; block++) {
-		if (A->blocks[block].left)
-			continue;
-		pthread_mutex_unlock(&A->lock);
-		code = watch_block(block);
-		pthread_mutex_lock(&A->lock);
-		if (code != 0)
+		if (!A->blocks[block].left && watch_block(block) != 0)
 			leave_to_kernel(block);
 	}
 	pthread_mutex_unlock(&A->lock);
@@ -101,20 +100,33 @@ static void watch_arena(void)
 		watch_blocks(used);
 }
 
-/* Lock held, watched: of what may be home, only what the kernel has there is. */
+/* Lock held: pages may be there that no mask names. */
+static void be_unsure(uint32_t used)
+{
+	for (uint32_t block = 0; block < used; block++)
+		A->blocks[block].unsure |= !A->blocks[block].left;
+}
+
+/* Lock held, watched: what the kernel has there is home, and nothing else. */
 static void look_at(uint32_t block)
 {
 	struct iswf_block *b = iswf_claim(block);
-	struct iswf_mask there, absent;
+	int64_t before = iswf_mask_count(&b->home);
+	struct iswf_mask there;
 	bool huge;
 
 	pthread_mutex_unlock(&A->lock);
 	there = A->ops->there(iswf_at(block));
 	huge = A->ops->is_huge(iswf_at(block));
 	pthread_mutex_lock(&A->lock);
-	absent = iswf_mask_without(&b->home, &there);
-	iswf_mask_take(&b->home, &absent);
-	iswf_held_more(-(int64_t)iswf_mask_count(&absent));
+	if (!b->left) {
+		iswf_mask_take(&there, &b->hole);
+		iswf_mask_take(&there, &b->aside);
+		iswf_mask_take(&there, &b->far);
+		b->home = there;
+		b->unsure = false;
+		iswf_held_more(iswf_mask_count(&there) - before);
+	}
 	if (iswf_mask_any(&b->home)) {
 		b->tabled |= !huge;
 		b->filled = huge && !b->looked && A->tables_go;
@@ -124,6 +136,8 @@ static void look_at(uint32_t block)
 
 bool iswf_watch(void)
 {
+	uint32_t used;
+
 	pthread_mutex_lock(&A->lock);
 	if (A->watched || A->watching || !A->scarce || iswf_rests()) {
 		pthread_mutex_unlock(&A->lock);
@@ -133,8 +147,10 @@ bool iswf_watch(void)
 	watch_arena();
 	A->watched = true;
 	A->watching = false;
+	used = A->blocks_used;
+	be_unsure(used);
 	pthread_cond_broadcast(&A->released);
-	for (uint32_t block = 0; block < A->blocks_used; block++)
+	for (uint32_t block = 0; block < used && !A->resting; block++)
 		look_at(block);
 	pthread_mutex_unlock(&A->lock);
 	return true;

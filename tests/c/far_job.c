@@ -1093,33 +1093,76 @@ static int case_cancelled(uint32_t n)
 	return 0;
 }
 
+static void fill_words(unsigned char *at, uint64_t value)
+{
+	for (size_t i = 0; i < MIB; i += 8)
+		*(uint64_t *)(void *)(at + i) = value;
+}
+
+static void check_words(const unsigned char *at, uint64_t value)
+{
+	for (size_t i = 0; i < MIB; i += 8)
+		CHECK_EQ(*(const uint64_t *)(const void *)(at + i), value);
+}
+
+/* The rests of huge pages behind allocations that are no whole blocks, before and after the job's
+ * limit is near: they belong to later allocations. */
+static int case_rests(uint32_t n)
+{
+	enum { ALLOCATIONS = 40 };
+	unsigned char *large[ALLOCATIONS], *small[ALLOCATIONS];
+
+	(void)n;
+	for (uint32_t i = 0; i < ALLOCATIONS; i++) {
+		large[i] = malloc(3 * MIB);
+		CHECK(large[i] != NULL);
+		for (uint32_t j = 0; j < 3; j++)
+			fill_words(large[i] + j * MIB, i + 1);
+	}
+	wait_away(&(struct buffer){.at = large[0], .pages = 3 * MIB / PAGE});
+	for (uint32_t turn = 0; turn < 3; turn++) {
+		for (uint32_t i = 0; i < ALLOCATIONS; i++) {
+			small[i] = turn % 2 != 0 ? calloc(1, MIB) : malloc(MIB);
+			CHECK(small[i] != NULL);
+			if (turn % 2 != 0)
+				check_words(small[i], 0);
+			fill_words(small[i], 1000 * turn + i);
+		}
+		for (uint32_t i = 0; i < ALLOCATIONS; i++) {
+			unsigned char *page = (unsigned char *)(((uintptr_t)small[i] + PAGE - 1) &
+								~(uintptr_t)(PAGE - 1));
+
+			check_words(small[i], 1000 * turn + i);
+			CHECK_EQ(madvise(page, PAGE, MADV_DONTNEED), 0);
+			CHECK_EQ(*(uint64_t *)(void *)page, 0);
+			free(small[i]);
+		}
+	}
+	for (uint32_t i = 0; i < ALLOCATIONS; i++) {
+		for (uint32_t j = 0; j < 3; j++)
+			check_words(large[i] + j * MIB, i + 1);
+		free(large[i]);
+	}
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
 		const char *name;
 		int (*run)(uint32_t);
 	} cases[] = {
-		{"model", case_model},
-		{"fork", case_fork},
-		{"behind", case_behind},
-		{"protected", case_protected},
-		{"spawn", case_spawn},
-		{"descriptors", case_descriptors},
-		{"until", case_until},
-		{"lost", case_lost},
-		{"laid_over", case_laid_over},
-		{"hole", case_hole},
-		{"edges", case_edges},
-		{"locked_all", case_locked_all},
-		{"policies", case_policies},
-		{"moved", case_moved},
-		{"allocator", case_allocator},
-		{"cancelled", case_cancelled},
-		{"discards", case_discards},
-		{"wished", case_wished},
-		{"limited", case_limited},
-		{"reserved", case_reserved},
-		{"moved-behind", case_moved_behind},
+		{"model", case_model},         {"fork", case_fork},
+		{"behind", case_behind},       {"protected", case_protected},
+		{"spawn", case_spawn},         {"descriptors", case_descriptors},
+		{"until", case_until},         {"lost", case_lost},
+		{"laid_over", case_laid_over}, {"hole", case_hole},
+		{"edges", case_edges},         {"locked_all", case_locked_all},
+		{"policies", case_policies},   {"moved", case_moved},
+		{"allocator", case_allocator}, {"cancelled", case_cancelled},
+		{"discards", case_discards},   {"wished", case_wished},
+		{"limited", case_limited},     {"reserved", case_reserved},
+		{"rests", case_rests},         {"moved-behind", case_moved_behind},
 	};
 
 	CHECK(argc >= 2);

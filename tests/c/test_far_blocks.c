@@ -62,6 +62,8 @@ static bool left[BLOCKS];               /* not registered: the kernel fills it *
 static uint32_t watch_refused = BLOCKS; /* this block's registration */
 static bool tables[BLOCKS];             /* of the arena: of single pages that are there, or were */
 static void (*meanwhile_once)(void);    /* while the next discard is under way */
+static void (*left_once)(void);         /* behind the next range that is unregistered */
+static void (*there_once)(void);        /* while the kernel is asked next what is there */
 static uint32_t discards_refused;
 
 /*
@@ -303,6 +305,15 @@ static void fake_wake(char *at, size_t bytes)
 		wake(r, page + i);
 }
 
+static void call_once(void (**call)(void))
+{
+	void (*now)(void) = *call;
+
+	*call = NULL;
+	if (now != NULL)
+		now();
+}
+
 static int fake_discard(char *at, size_t bytes, bool is_watched)
 {
 	uint32_t page;
@@ -310,12 +321,7 @@ static int fake_discard(char *at, size_t bytes, bool is_watched)
 
 	meanwhile();
 	CHECK(r);
-	if (meanwhile_once != NULL) {
-		void (*call)(void) = meanwhile_once;
-
-		meanwhile_once = NULL;
-		call();
-	}
+	call_once(&meanwhile_once);
 	if (discards_refused > 0) {
 		discards_refused--;
 		return -EINVAL;
@@ -465,6 +471,7 @@ static int fake_leave(char *at, size_t bytes, bool children)
 		CHECK(r->present[page + i] || !model[page + i].owned || model[page + i].foreign ||
 		      model[page + i].changes || model[page + i].value == 0);
 	left[page / ISWF_BLOCK_PAGES] = true;
+	call_once(&left_once);
 	return 0;
 }
 
@@ -493,6 +500,7 @@ static struct iswf_mask fake_there(const char *at)
 
 	CHECK(range_of(at, &page) == &arena);
 	meanwhile();
+	call_once(&there_once);
 	for (uint32_t i = 0; i < ISWF_BLOCK_PAGES; i++)
 		if (arena.present[page + i])
 			iswf_set(&there, i);
@@ -717,6 +725,24 @@ static void move_behind(uint32_t first, uint32_t end)
 
 /* ------------------------------------------------------------------- the program */
 
+/* The kernel's own first touch: a huge page, whose other pages are zeros, or a single one. */
+static void fill_unregistered(uint32_t page)
+{
+	uint32_t base = page - page % ISWF_BLOCK_PAGES;
+	bool huge = calm || below(2) != 0;
+
+	for (uint32_t i = base; i < base + ISWF_BLOCK_PAGES; i++)
+		huge &= !arena.present[i] && !model[i].foreign;
+	if (!huge)
+		set_tables(&arena, page);
+	for (uint32_t i = base; i < base + ISWF_BLOCK_PAGES; i++) {
+		if (i != page && !huge)
+			continue;
+		arena.present[i] = true;
+		arena.value[i] = 0;
+	}
+}
+
 /* Touches the page: true when it is there, false when its block is busy or its bytes are lost. */
 static bool touch(uint32_t page)
 {
@@ -724,8 +750,7 @@ static bool touch(uint32_t page)
 
 	for (uint32_t i = 0; !arena.present[page] && i < 8; i++) {
 		if (left[block]) {
-			arena.present[page] = true;
-			arena.value[page] = 0;
+			fill_unregistered(page);
 			break;
 		}
 		serve_all(); /* the fault was read behind these events */
@@ -1028,7 +1053,7 @@ static void check_page(const struct iswf_block *b, uint32_t block, uint32_t page
 	/* What is home and not there is zeros, as what nothing has; what is there is home. */
 	CHECK(!home || there || !model[number].owned || model[number].any ||
 	      model[number].value == 0);
-	CHECK(!there || home || b->left || b->unsure);
+	CHECK(!there || home || b->left || b->unsure || (!A->watched && arena.value[number] == 0));
 }
 
 /* F12: what is free holds nothing of what was there before. */
@@ -1957,7 +1982,7 @@ static void only_what_is_there_is_home_once_it_is_watched(void)
 	CHECK_EQ(A->count.faults, 0);
 	CHECK(!iswf_watch() && !iswf_evict(false) && !iswf_make_ready());
 	start_watching();
-	CHECK_EQ(A->held_pages, 5 * ISWF_BLOCK_PAGES / 2);
+	CHECK_EQ(A->held_pages, 3 * ISWF_BLOCK_PAGES);
 	CHECK(!iswf_mask_any(&A->blocks[3].home));
 	look(3 * ISWF_BLOCK_PAGES);
 	CHECK_EQ(A->count.faults, 1);
@@ -2041,6 +2066,87 @@ static void what_cannot_be_watched_stays_the_kernels(void)
 	end_ranges();
 }
 
+/* Behind an allocation's end: memory of the next one, which is discarded as any other. */
+static void the_rest_of_a_huge_page_is_home_once_it_is_watched(void)
+{
+	char *at;
+
+	begin_calm();
+	unwatch();
+	(void)take(1, ISWF_MALLOC);
+	change(0);
+	CHECK(iswf_resize(arena.at, ISWF_BLOCK_BYTES / 2)); /* else the next one begins a block */
+	for (uint32_t page = ISWF_BLOCK_PAGES / 2; page < ISWF_BLOCK_PAGES; page++)
+		model[page].owned = false;
+	for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
+		arena.present[page] = true; /* huge */
+	start_watching();
+	CHECK_EQ(A->held_pages, ISWF_BLOCK_PAGES);
+	at = iswf_take(ISWF_BLOCK_BYTES / 2, 0, ISWF_MALLOC);
+	CHECK(at == page_at(&arena, ISWF_BLOCK_PAGES / 2));
+	for (uint32_t page = ISWF_BLOCK_PAGES / 2; page < ISWF_BLOCK_PAGES; page++) {
+		model[page].owned = true;
+		change(page);
+	}
+	CHECK_EQ(A->count.faults, 0);
+	discard(ISWF_BLOCK_PAGES / 2, ISWF_BLOCK_PAGES);
+	look(ISWF_BLOCK_PAGES - 1);
+	end_ranges();
+}
+
+/* The rest of the second block's huge page is taken, written and discarded while the first one is
+ * looked at. */
+static void use_the_rest(void)
+{
+	uint32_t first = 3 * ISWF_BLOCK_PAGES / 2;
+
+	CHECK(A->watched &&
+	      iswf_take(ISWF_BLOCK_BYTES / 2, 0, ISWF_MALLOC) == page_at(&arena, first));
+	for (uint32_t page = first; page < 2 * ISWF_BLOCK_PAGES; page++) {
+		model[page].owned = true;
+		change(page);
+	}
+	discard(first, 2 * ISWF_BLOCK_PAGES);
+}
+
+static void what_was_not_looked_at_yet_is_discarded(void)
+{
+	begin_calm();
+	unwatch();
+	CHECK(take(2, ISWF_MALLOC) == arena.at);
+	change(0);
+	change(ISWF_BLOCK_PAGES);
+	CHECK(iswf_resize(arena.at, 3 * ISWF_BLOCK_BYTES / 2));
+	for (uint32_t page = 3 * ISWF_BLOCK_PAGES / 2; page < 2 * ISWF_BLOCK_PAGES; page++)
+		model[page].owned = false;
+	/* As if nothing ever had it. */
+	A->blocks[1].home = iswf_mask_range(0, ISWF_BLOCK_PAGES / 2);
+	A->held_pages -= ISWF_BLOCK_PAGES / 2;
+	there_once = use_the_rest;
+	start_watching();
+	CHECK(there_once == NULL);
+	look_all(1);
+	end_ranges();
+}
+
+static void begin_watching(void)
+{
+	A->watched = true;
+	memset(left, 0, sizeof(left));
+}
+
+static void what_is_registered_meanwhile_is_handed_back_again(void)
+{
+	begin_calm();
+	unwatch();
+	(void)take(1, ISWF_MALLOC);
+	change(0);
+	left_once = begin_watching;
+	hand_back(0);
+	CHECK(left_once == NULL && A->blocks[0].left && left[0]);
+	end_ranges();
+}
+
 static void what_was_handed_back_is_not_watched(void)
 {
 	begin_calm();
@@ -2048,7 +2154,7 @@ static void what_was_handed_back_is_not_watched(void)
 	(void)take(2, ISWF_MALLOC);
 	change(5);
 	hand_back(0);
-	CHECK_EQ(A->count.handed_back[ISWF_WHY_FORK], 1); /* the others are not there */
+	CHECK_EQ(A->count.handed_back[ISWF_WHY_FORK], ISWF_BLOCK_PAGES); /* of two blocks */
 	start_watching();
 	CHECK(A->blocks[0].left && left[0] && !left[1]);
 	look(5);
@@ -2104,6 +2210,9 @@ int main(int argc, char **argv)
 	what_was_freed_long_ago_is_given_up_once();
 	what_cannot_be_watched_stays_the_kernels();
 	what_was_handed_back_is_not_watched();
+	the_rest_of_a_huge_page_is_home_once_it_is_watched();
+	what_was_not_looked_at_yet_is_discarded();
+	what_is_registered_meanwhile_is_handed_back_again();
 	for (uint64_t seed = first; seed < first + seeds; seed++) {
 		printf("seed %llu\n", (unsigned long long)seed);
 		fflush(stdout);

@@ -126,7 +126,7 @@ TEST(the_least_limit_of_all_levels_counts)
 	iswf_budget_close();
 }
 
-/* The arena is watched before the limit is met: at a sixteenth, or below 128 MiB. */
+/* The arena is watched before the limit is met: at an eighth, or below 128 MiB. */
 TEST(what_is_left_is_scarce_before_it_is_nothing)
 {
 	begin(1024 * MIB, NONE, (1024 - 8 - 128) * MIB, 0);
@@ -136,8 +136,7 @@ TEST(what_is_left_is_scarce_before_it_is_nothing)
 	(void)look();
 	CHECK(iswf_agent.scarce);
 	iswf_budget_close();
-	begin(64 * 1024 * MIB, NONE, (60 * 1024 + 512) * MIB, 0);
-	iswf_agent.held_pages = PAGES(60 * 1024 * MIB);
+	begin(64 * 1024 * MIB, NONE, 57 * 1024 * MIB, 0);
 	(void)look();
 	CHECK(iswf_agent.scarce);
 	iswf_budget_close();

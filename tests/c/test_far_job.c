@@ -244,6 +244,7 @@ static void a_limit_may_be_met_late(uint64_t seed)
 	for (uint32_t turn = 1; turn <= 4; turn++)
 		(void)ends_well(turn % 2 != 0 ? "allocator" : "discards", "0",
 				1 + (seed >> turn) % 200);
+	(void)ends_well("rests", "0", 300);
 	stats = ends_well("model", "600", 60);
 	CHECK(stats.pages_out > 1024 && stats.pages_in > 512);
 	/* And where it is not, nothing leaves. */
