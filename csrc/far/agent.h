@@ -121,6 +121,7 @@ struct iswf_block {
 	bool wanted; /* somebody faults in it and is to be woken at its release */
 	bool fixed;  /* it stays home for good; what is freed of it is unmapped */
 	bool unsure; /* pages may be there that no mask names: a discard we were told of */
+	bool unseen; /* likewise: the arena is watched, and nobody has looked what is there */
 	bool filled; /* as one page of zeros, and nobody has looked how many are zeros still */
 	bool looked; /* somebody has: the program may read zeros, and need them again and again */
 	bool tabled; /* single pages were there: their table keeps huge ones away */

@@ -241,7 +241,7 @@ static int become_zeros(uint32_t block, uint32_t first, uint32_t end)
 	iswf_mask_add(&held, &b->aside);
 	iswf_mask_add(&held, &b->far);
 	held = iswf_mask_and(&held, &pages);
-	if (!iswf_mask_any(&held) && !b->fixed && !b->unsure)
+	if (!iswf_mask_any(&held) && !b->fixed && !iswf_is_unsure(b))
 		return 0;
 	return discard(block, first, end);
 }
@@ -549,7 +549,8 @@ void iswf_lay_over(char *at, size_t bytes, enum iswf_why why)
 	pthread_mutex_lock(&A->lock);
 	surrender(first, end, why);
 	(void)in_blocks(first, end, lose);
-	if (why == ISWF_WHY_MOVED) /* else it is freed as one, with what lies over it */
+	extents_withdraw(first, end); /* it may just have been given up */
+	if (why == ISWF_WHY_MOVED)    /* else it is freed as one, with what lies over it */
 		forget(first, end);
 	pthread_mutex_unlock(&A->lock);
 }

@@ -206,7 +206,7 @@ bool iswf_takes_huge(struct iswf_block *b, uint32_t block)
 	if (!b->tabled)
 		return true;
 	/* The marks of lost pages would go with it, or what somebody else has mapped there. */
-	if (b->unsure || b->mapped)
+	if (iswf_is_unsure(b) || b->mapped)
 		return false;
 	pthread_mutex_unlock(&A->lock);
 	b->tabled = !A->ops->untable(iswf_at(block));

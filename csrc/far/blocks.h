@@ -26,6 +26,11 @@ void iswf_sort(uint32_t block);    /* into the queue where it belongs, as its ma
 void iswf_release(uint32_t block); /* drops the lock for the wake-up */
 uint32_t iswf_budget_blocks(void);
 bool iswf_is_empty(const struct iswf_block *b);
+/* Pages may be there that no mask names. */
+static inline bool iswf_is_unsure(const struct iswf_block *b)
+{
+	return b->unsure || b->unseen;
+}
 /*
  * Claimed, and nothing has any of it: whether a huge page can be moved there. May drop the lock. A
  * discard that the program makes meanwhile is not told from that of the table, so it must not be
@@ -86,6 +91,8 @@ void iswf_end_digests(void);
 
 /* watch.c. While the arena is not watched: the program may touch these of its pages unseen. */
 void iswf_may_be_home(struct iswf_block *b, const struct iswf_mask *pages);
+/* Likewise: a part of the block was discarded. The rest of a huge page may be there still. */
+void iswf_rest_may_be_home(struct iswf_block *b);
 
 /* ahead.c: the block came whole, for a fault; the next one in its row may be wished for. */
 void iswf_came_whole(uint32_t block);

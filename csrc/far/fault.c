@@ -153,12 +153,15 @@ static bool is_alone(const struct iswf_block *b)
 /* Lock held, claimed: these are home now. */
 static void came_home(struct iswf_block *b, const struct iswf_mask *pages)
 {
+	/* An allocation may have named some meanwhile, if the arena is only just being watched. */
+	struct iswf_mask more = iswf_mask_without(pages, &b->home);
+
 	if (iswf_mask_any(pages) && iswf_mask_any(&b->far) && !iswf_mask_any(&b->home) &&
 	    !iswf_mask_any(&b->aside))
 		iswf_begin_stay(b);
 	iswf_mask_add(&b->home, pages);
 	iswf_mask_take(&b->far, pages);
-	iswf_held_more(iswf_mask_count(pages));
+	iswf_held_more(iswf_mask_count(&more));
 }
 
 /* Lock held, claimed. False: by pages, then. */
@@ -270,7 +273,7 @@ static void fault_empty(struct iswf_block *b, uint32_t block, uint32_t page)
 	fill(&place, &wanted);
 	pthread_mutex_lock(&A->lock);
 	/* A page that is there is not ours to move: its discard may be under way. */
-	b->unsure |= iswf_mask_any(&place.met);
+	b->unsure |= iswf_mask_any(&place.met) && !b->unseen;
 	came_home(b, &place.placed);
 	iswf_count(&A->count.pages_filled, iswf_mask_count(&place.placed));
 }

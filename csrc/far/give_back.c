@@ -87,7 +87,7 @@ static struct iswf_mask keep(struct iswf_block *b, const struct iswf_mask *pages
 {
 	struct iswf_mask kept = {{0}};
 
-	if (b->fixed || b->unsure || b->left || iswf_is_tight())
+	if (b->fixed || iswf_is_unsure(b) || b->left || iswf_is_tight())
 		return kept;
 	kept = iswf_mask_and(&b->home, pages);
 	iswf_mask_take(&b->live, &kept);
@@ -115,7 +115,7 @@ int iswf_discard(uint32_t block, uint32_t first, uint32_t end, enum iswf_fate fa
 			    (b->tabled || !whole || !A->ops->is_huge(iswf_at(block)));
 	if (dead && b->fixed)
 		kept = pages;
-	else if (iswf_mask_any(&home) || b->fixed || b->unsure)
+	else if (iswf_mask_any(&home) || b->fixed || iswf_is_unsure(b))
 		kept = discard_runs(iswf_at(block), &pages, !b->left, &code);
 	b->tabled |= iswf_mask_any(&kept);
 	if (dead && iswf_mask_any(&kept))
@@ -130,6 +130,8 @@ int iswf_discard(uint32_t block, uint32_t first, uint32_t end, enum iswf_fate fa
 	}
 	drop(b, &pages);
 	iswf_may_be_home(b, &pages);
+	if (!whole)
+		iswf_rest_may_be_home(b);
 	iswf_release(block);
 	return dead ? 0 : code;
 }
@@ -199,7 +201,9 @@ static bool leave(struct iswf_block *b, uint32_t block, bool children, enum iswf
 	there = A->ops->there(iswf_at(block));
 	pthread_mutex_lock(&A->lock);
 	b->fixed = true;
-	if (code != 0 || A->watching || A->watched != watched) /* it may be registered again */
+	if (A->watching || A->watched != watched) /* it may be registered again */
+		return false;
+	if (code != 0 && watched)
 		return false;
 	there = iswf_mask_and(&there, &b->home);
 	iswf_count(&A->count.handed_back[why], iswf_mask_count(&there));
@@ -228,9 +232,12 @@ static void drop_freed(struct iswf_block *b, uint32_t block)
 static void hand_back(uint32_t block, bool children, enum iswf_why why)
 {
 	for (uint32_t leaves = 0; leaves < LEAVES_MAX;) {
-		struct iswf_block *b = iswf_claim(block);
+		struct iswf_block *b;
 		bool done;
 
+		while (A->watching)
+			pthread_cond_wait(&A->released, &A->lock);
+		b = iswf_claim(block);
 		if (iswf_rests())
 			drop_freed(b, block);
 		done = (!iswf_mask_any(&b->live) && iswf_is_empty(b)) || b->left;
@@ -250,8 +257,6 @@ static void hand_back(uint32_t block, bool children, enum iswf_why why)
 
 void iswf_hand_back(uint32_t first, uint32_t end, bool children, enum iswf_why why)
 {
-	while (A->watching)
-		pthread_cond_wait(&A->released, &A->lock);
 	for (uint32_t block = first; block < end; block++)
 		hand_back(block, children, why);
 }
@@ -326,6 +331,9 @@ void iswf_removed(char *from, char *end, bool is_unmapped, char *to)
 		iswf_withdraw((uint32_t)((from - A->arena) / ISWF_PAGE_BYTES),
 			      (uint32_t)((end - A->arena) / ISWF_PAGE_BYTES));
 	removed(from, end, is_unmapped, to);
+	if (is_unmapped) /* some may just have been given up */
+		iswf_withdraw((uint32_t)((from - A->arena) / ISWF_PAGE_BYTES),
+			      (uint32_t)((end - A->arena) / ISWF_PAGE_BYTES));
 	pthread_mutex_unlock(&A->lock);
 	if (to_all != NULL)
 		(void)A->ops->leave(to_all, bytes, true);

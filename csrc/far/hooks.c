@@ -629,6 +629,19 @@ EXPORT pid_t _Fork(void)
 				     : NEXT->syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0));
 }
 
+/* The kernel tells of these once the arena is watched. */
+static void hear(long number, const long a[6])
+{
+	if (iswf_agent.watched)
+		return;
+	if (number == SYS_munmap || number == SYS_mremap)
+		give_up(ISWF_LAY_OVER, (void *)a[0], (size_t)a[1], ISWF_WHY_MOVED);
+	if (number == SYS_mremap && a[3] & MREMAP_FIXED)
+		give_up(ISWF_LAY_OVER, (void *)a[4], (size_t)a[2], ISWF_WHY_FIXED);
+	if (number == SYS_mmap && (a[3] & (MAP_FIXED | MAP_FIXED_NOREPLACE)) == MAP_FIXED)
+		give_up(ISWF_LAY_OVER, (void *)a[0], (size_t)a[1], ISWF_WHY_FIXED);
+}
+
 EXPORT long syscall(long number, ...)
 {
 	long a[6];
@@ -656,6 +669,7 @@ EXPORT long syscall(long number, ...)
 	if (number == SYS_mbind)
 		surrender((void *)a[0], (size_t)a[1], ISWF_WHY_POLICY);
 #endif
+	hear(number, a);
 	if (is_fork(number, a)) {
 		iswf_before_fork();
 		return forked(NEXT->syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]));

@@ -419,10 +419,10 @@ static int real_unmap(char *at, size_t bytes)
 static int real_leave(char *at, size_t bytes, bool children)
 {
 	struct uffdio_range range = {(uintptr_t)at, bytes};
+	int code = ioctl(iswf_uffd, UFFDIO_UNREGISTER, &range) == 0 ? 0 : -errno;
+	int advised = children ? advise(at, bytes, MADV_DOFORK) : 0;
 
-	if (ioctl(iswf_uffd, UFFDIO_UNREGISTER, &range) != 0)
-		return -errno;
-	return children ? advise(at, bytes, MADV_DOFORK) : 0;
+	return code != 0 ? code : advised;
 }
 
 static int real_watch(char *at, size_t bytes)

@@ -5,7 +5,7 @@
  * kernel's, as all other memory is, and `home` says which pages were live since they were zeros:
  * they may be there. So may others of their huge page, as zeros. Once little is left it is
  * registered, and the kernel says which pages are there. Until a block was looked at it is
- * `unsure`.
+ * `unseen`.
  *
  * Of what the program does meanwhile by calls that are not seen, the agent hears nothing. Such
  * pages are home by the books and not there, which is what they are after a discard, too (F4).
@@ -24,6 +24,18 @@ void iswf_may_be_home(struct iswf_block *b, const struct iswf_mask *pages)
 	iswf_mask_take(&more, &b->hole);
 	iswf_mask_add(&b->home, &more);
 	iswf_held_more(iswf_mask_count(&more));
+}
+
+void iswf_rest_may_be_home(struct iswf_block *b)
+{
+	struct iswf_mask rest = iswf_mask_range(0, ISWF_BLOCK_PAGES);
+
+	if (A->watched || b->left || b->fixed || iswf_mask_any(&b->live))
+		return;
+	iswf_mask_take(&rest, &b->home);
+	iswf_mask_take(&rest, &b->hole);
+	iswf_mask_add(&b->home, &rest);
+	iswf_held_more(iswf_mask_count(&rest));
 }
 
 /* Lock held: neither the kernel's block nor a hole is in what was used. */
@@ -57,6 +69,9 @@ static void leave_to_kernel(uint32_t block)
 {
 	struct iswf_block *b = iswf_claim(block);
 
+	pthread_mutex_unlock(&A->lock);
+	(void)A->ops->leave(iswf_at(block), ISWF_BLOCK_BYTES, true); /* what of it was registered */
+	pthread_mutex_lock(&A->lock);
 	iswf_count(&A->count.handed_back[ISWF_WHY_FIXED], iswf_mask_count(&b->home));
 	iswf_held_more(-(int64_t)iswf_mask_count(&b->home));
 	b->home = iswf_mask_range(0, 0);
@@ -100,18 +115,21 @@ static void watch_arena(void)
 		watch_blocks(used);
 }
 
-/* Lock held: pages may be there that no mask names. */
-static void be_unsure(uint32_t used)
+/* Lock held: nobody has looked at them. */
+static void be_unseen(uint32_t used)
 {
 	for (uint32_t block = 0; block < used; block++)
-		A->blocks[block].unsure |= !A->blocks[block].left;
+		A->blocks[block].unseen = !A->blocks[block].left;
 }
 
-/* Lock held, watched: what the kernel has there is home, and nothing else. */
+/*
+ * Lock held, watched: what the kernel has there is home, and nothing else. But of a discard that we
+ * were told of the pages may be there still.
+ */
 static void look_at(uint32_t block)
 {
 	struct iswf_block *b = iswf_claim(block);
-	int64_t before = iswf_mask_count(&b->home);
+	int64_t more = -(int64_t)iswf_mask_count(&b->home);
 	struct iswf_mask there;
 	bool huge;
 
@@ -123,10 +141,11 @@ static void look_at(uint32_t block)
 		iswf_mask_take(&there, &b->hole);
 		iswf_mask_take(&there, &b->aside);
 		iswf_mask_take(&there, &b->far);
-		b->home = there;
-		b->unsure = false;
-		iswf_held_more(iswf_mask_count(&there) - before);
+		b->home = b->unsure ? iswf_mask_and(&there, &b->home) : there;
+		more += iswf_mask_count(&b->home);
+		iswf_held_more(more);
 	}
+	b->unseen = false;
 	if (iswf_mask_any(&b->home)) {
 		b->tabled |= !huge;
 		b->filled = huge && !b->looked && A->tables_go;
@@ -148,7 +167,7 @@ bool iswf_watch(void)
 	A->watched = true;
 	A->watching = false;
 	used = A->blocks_used;
-	be_unsure(used);
+	be_unseen(used);
 	pthread_cond_broadcast(&A->released);
 	for (uint32_t block = 0; block < used && !A->resting; block++)
 		look_at(block);

@@ -2129,6 +2129,49 @@ static void what_was_not_looked_at_yet_is_discarded(void)
 	end_ranges();
 }
 
+/* Of a block whose only page in use is unmapped. */
+static void the_rest_of_a_huge_page_is_given_up_with_its_part(void)
+{
+	size_t bytes = ISWF_BLOCK_BYTES + ISWF_PAGE_BYTES;
+
+	begin_calm();
+	unwatch();
+	CHECK(iswf_take(bytes, 0, ISWF_MAPPING) == arena.at);
+	model[ISWF_BLOCK_PAGES].owned = true;
+	change(ISWF_BLOCK_PAGES);
+	CHECK(arena.present[ISWF_BLOCK_PAGES + 100]);
+	model[ISWF_BLOCK_PAGES].changes = true;
+	CHECK_EQ(iswf_unmap(arena.at, bytes), 0);
+	model[ISWF_BLOCK_PAGES].owned = model[ISWF_BLOCK_PAGES].changes = false;
+	now_ns += 3000000000u;
+	while (iswf_give_up_stale())
+		;
+	CHECK(!arena.present[ISWF_BLOCK_PAGES + 100]);
+	CHECK_EQ(A->held_pages, 0);
+	end_ranges();
+}
+
+/* The kernel goes on with a discard once it was heard, so the pages may be there for a while. */
+static void tell_of_a_discard(void)
+{
+	iswf_removed(page_at(&arena, ISWF_BLOCK_PAGES), page_at(&arena, 2 * ISWF_BLOCK_PAGES),
+		     false, NULL);
+}
+
+static void what_is_being_discarded_is_not_home_once_it_is_watched(void)
+{
+	begin_calm();
+	unwatch();
+	(void)take(2, ISWF_MALLOC);
+	change(0);
+	change(ISWF_BLOCK_PAGES);
+	there_once = tell_of_a_discard;
+	A->scarce = true;
+	CHECK(iswf_watch() && there_once == NULL);
+	CHECK(!iswf_mask_any(&A->blocks[1].home) && A->blocks[1].unsure);
+	end_ranges();
+}
+
 static void begin_watching(void)
 {
 	A->watched = true;
@@ -2212,6 +2255,8 @@ int main(int argc, char **argv)
 	what_was_handed_back_is_not_watched();
 	the_rest_of_a_huge_page_is_home_once_it_is_watched();
 	what_was_not_looked_at_yet_is_discarded();
+	the_rest_of_a_huge_page_is_given_up_with_its_part();
+	what_is_being_discarded_is_not_home_once_it_is_watched();
 	what_is_registered_meanwhile_is_handed_back_again();
 	for (uint64_t seed = first; seed < first + seeds; seed++) {
 		printf("seed %llu\n", (unsigned long long)seed);
