@@ -14,28 +14,24 @@
 
 #define A (&iswf_agent)
 
-void iswf_may_be_home(struct iswf_block *b, const struct iswf_mask *pages)
+static void be_home(struct iswf_block *b, struct iswf_mask more)
 {
-	struct iswf_mask more = iswf_mask_and(pages, &b->live);
-
-	if (A->watched || b->left)
-		return;
 	iswf_mask_take(&more, &b->home);
 	iswf_mask_take(&more, &b->hole);
 	iswf_mask_add(&b->home, &more);
 	iswf_held_more(iswf_mask_count(&more));
 }
 
+void iswf_may_be_home(struct iswf_block *b, const struct iswf_mask *pages)
+{
+	if (!A->watched && !b->left)
+		be_home(b, iswf_mask_and(pages, &b->live));
+}
+
 void iswf_rest_may_be_home(struct iswf_block *b)
 {
-	struct iswf_mask rest = iswf_mask_range(0, ISWF_BLOCK_PAGES);
-
-	if (A->watched || b->left || b->fixed || iswf_mask_any(&b->live))
-		return;
-	iswf_mask_take(&rest, &b->home);
-	iswf_mask_take(&rest, &b->hole);
-	iswf_mask_add(&b->home, &rest);
-	iswf_held_more(iswf_mask_count(&rest));
+	if (!A->watched && !b->left && !b->fixed && !iswf_mask_any(&b->live))
+		be_home(b, iswf_mask_range(0, ISWF_BLOCK_PAGES));
 }
 
 /* Lock held: neither the kernel's block nor a hole is in what was used. */
