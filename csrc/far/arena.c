@@ -290,7 +290,8 @@ static bool make_live(uint32_t first, uint32_t end, enum iswf_request request)
 		(void)in_blocks(first, end, become_mapped);
 	if (request != ISWF_MALLOC && !clear_pages(first, end))
 		return false;
-	(void)in_blocks(first, end, be_home);
+	if (!A->watched)
+		(void)in_blocks(first, end, be_home);
 	return true;
 }
 

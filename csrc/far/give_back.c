@@ -192,13 +192,14 @@ static bool come_home(struct iswf_block *b, uint32_t block)
 /* Lock held, claimed: F2. From here on the kernel fills what is empty. False: it refuses. */
 static bool leave(struct iswf_block *b, uint32_t block, bool children, enum iswf_why why)
 {
-	struct iswf_mask there;
+	struct iswf_mask there = b->home;
 	bool watched = A->watched;
 	int code;
 
 	pthread_mutex_unlock(&A->lock);
 	code = leave_mapped(block, children);
-	there = A->ops->there(iswf_at(block));
+	if (!watched) /* else home says it */
+		there = A->ops->there(iswf_at(block));
 	pthread_mutex_lock(&A->lock);
 	b->fixed = true;
 	if (A->watching || A->watched != watched) /* it may be registered again */

@@ -620,8 +620,10 @@ int main(int argc, char **argv)
 	printf("seed %llu\n", (unsigned long long)seed);
 	fflush(stdout);
 	if (argc >= 3) {
-		(void)ends_well(argv[2], argc >= 4 ? argv[3] : "0",
-				argc == 5 ? strtoull(argv[4], NULL, 10) : 0);
+		if (argc == 5)
+			(void)ends_well(argv[2], argv[3], strtoull(argv[4], NULL, 10));
+		else
+			passes(argv[2], argc == 4 ? argv[3] : "0");
 		remove_directory();
 		return 0;
 	}
