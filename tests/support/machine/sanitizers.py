@@ -6,12 +6,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
+
+_TSAN_SUPPRESSIONS = Path(__file__).resolve().parents[2] / "c" / "tsan.supp"
 
 ENV = {
     **os.environ,
     "ASAN_OPTIONS": "detect_leaks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
-    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+    "TSAN_OPTIONS": ":".join(
+        ("halt_on_error=1", "second_deadlock_stack=1", f"suppressions={_TSAN_SUPPRESSIONS}")
+    ),
 }
 
 
