@@ -131,6 +131,7 @@ enum iswf_off {
 	ISWF_OFF_RESOURCES,  /* descriptors or memory are missing */
 	ISWF_OFF_DEVICE,     /* the device did not answer in time */
 	ISWF_OFF_SANDBOX,    /* seccomp: a filter of system calls */
+	ISWF_OFF_VERSION,    /* the device speaks another version of this */
 	ISWF_OFFS
 };
 

@@ -285,7 +285,9 @@ static enum iswf_off set_up(const struct settings *settings)
 		return ISWF_OFF_THREADS;
 	code = iswf_link_open(settings->job_fd, uffd, &blocks);
 	if (code != 0)
-		return code == -ETIMEDOUT ? ISWF_OFF_DEVICE : ISWF_OFF_RESOURCES;
+		return code == -ETIMEDOUT ? ISWF_OFF_DEVICE
+		       : code == -EPROTO  ? ISWF_OFF_VERSION
+					  : ISWF_OFF_RESOURCES;
 	if (blocks > ISWF_BORDER_BLOCKS)
 		blocks -= blocks % ISWF_BORDER_BLOCKS;
 	if (blocks > ISWF_BLOCKS_MAX)

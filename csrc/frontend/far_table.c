@@ -9,7 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define KEPT_MAGIC 0x46415254u
+/* With the ring's version: a successor that does not understand the agents takes nothing over. */
+#define KEPT_MAGIC (0x46415254u + (ISWF_VERSION << 8))
 
 static size_t kept_bytes(uint32_t blocks)
 {
@@ -41,8 +42,9 @@ static int map_kept(struct iswi_far_table *table, int fd, bool *is_new, struct i
 	if (*is_new)
 		memset(kept, 0, bytes);
 	else if (table->kept->magic != KEPT_MAGIC || table->kept->blocks != table->layout.blocks)
-		return iswi_error(error, -EINVAL,
-				  "the table of far memory is one of another device");
+		return iswi_error(
+			error, -EINVAL,
+			"the table of far memory is one of another device, or of another version");
 	return 0;
 }
 

@@ -753,7 +753,7 @@ struct isw_far_told {
 	uint64_t back_advice, back_ended, back_pinned, back_stack;
 	/* Processes whose memory is never far, by reason: see enum iswf_off. */
 	uint64_t off_kernel, off_permission, off_cgroup, off_addresses, off_locked, off_threads;
-	uint64_t off_resources, off_device, off_sandbox;
+	uint64_t off_resources, off_device, off_sandbox, off_version;
 };
 
 /* What is known of a front end. Each kind names the members that it sets; the others are 0. */

@@ -298,6 +298,7 @@ class FarTold:
     off_resources: int = 0
     off_device: int = 0
     off_sandbox: int = 0
+    off_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

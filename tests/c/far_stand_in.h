@@ -44,7 +44,8 @@ enum stand_in_mood {
 	STAND_IN_SERVES,
 	STAND_IN_DEAD,   /* has no client, and hears nobody */
 	STAND_IN_SILENT, /* hears hellos, and answers none */
-	STAND_IN_FULL    /* refuses everybody */
+	STAND_IN_FULL,   /* refuses everybody */
+	STAND_IN_OTHER   /* is of another version, and refuses everybody */
 };
 
 struct stand_in {
@@ -202,10 +203,11 @@ static inline void stand_in_admit(struct stand_in *s, const struct iswf_hello *h
 
 static inline void stand_in_greet(struct stand_in *s)
 {
-	const struct iswf_welcome full = {
+	const bool other = s->mood == STAND_IN_OTHER;
+	const struct iswf_welcome refusal = {
 		.magic = ISWF_MAGIC,
-		.version = ISWF_VERSION,
-		.refused = -ENOSPC,
+		.version = ISWF_VERSION + other,
+		.refused = other ? -EPROTO : -ENOSPC,
 	};
 	struct iswf_hello hello;
 	union {
@@ -235,11 +237,11 @@ static inline void stand_in_greet(struct stand_in *s)
 		stand_in_admit(s, &hello, fds);
 		return;
 	}
-	if (s->mood == STAND_IN_FULL)
-		stand_in_answer(fds[0], &full, NULL);
-	if (s->mood == STAND_IN_FULL)
-		close(fds[0]); /* who is silent keeps it open */
 	close(fds[1]);
+	if (s->mood != STAND_IN_FULL && !other)
+		return; /* who is silent keeps the other one open */
+	stand_in_answer(fds[0], &refusal, NULL);
+	close(fds[0]);
 }
 
 /* ------------------------------------------------------------------- its thread */

@@ -209,22 +209,29 @@ static void limits_refuse(void)
 
 static void a_device_that_cannot_serve(void)
 {
-	static const enum stand_in_mood moods[] = {STAND_IN_FULL, STAND_IN_SILENT};
+	static const struct {
+		enum stand_in_mood mood;
+		enum iswf_off off; /* what the agent then says; who is full has counted it */
+	} cases[] = {
+		{STAND_IN_FULL, ISWF_OFF_NONE},
+		{STAND_IN_SILENT, ISWF_OFF_DEVICE},
+		{STAND_IN_OTHER, ISWF_OFF_VERSION},
+	};
 
-	for (size_t i = 0; i < 2; i++) {
-		bool silent = moods[i] == STAND_IN_SILENT;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		const bool says = cases[i].off != ISWF_OFF_NONE;
 		struct stand_in_counts counts;
 		struct stand_in device;
 		struct job job;
 
 		stand_in_start(&device);
-		stand_in_set(&device, moods[i]);
+		stand_in_set(&device, cases[i].mood);
 		job = start_job("without", &device);
 		CHECK_EQ(end_of(&job), 0);
-		while (silent && stand_in_counts(&device).offs[ISWF_OFF_DEVICE] == 0)
+		while (says && stand_in_counts(&device).offs[cases[i].off] == 0)
 			pause_ms(1);
 		counts = stand_in_stop(&device);
-		CHECK_EQ(offs(&counts), silent);
+		CHECK_EQ(offs(&counts), says);
 	}
 }
 

@@ -98,6 +98,21 @@ TEST(a_table_whose_making_was_cut_short_is_new)
 	close(fd);
 }
 
+/* Else it would be asked in a way that it does not understand, and the bytes would be lost. */
+TEST(a_table_of_another_version_is_refused)
+{
+	struct iswi_far_table table;
+	struct isw_error error = {0};
+	int fd = new_file();
+	bool is_new;
+
+	open_table(&table, fd, true);
+	atomic_fetch_add(&table.kept->magic, 1u << 8);
+	iswi_far_table_close(&table);
+	CHECK_EQ(iswi_far_table_open(&table, fd, &layout, &is_new, &error), -EINVAL);
+	close(fd);
+}
+
 TEST(a_table_of_another_size_is_refused)
 {
 	struct iswi_far_layout other = layout;

@@ -57,6 +57,7 @@ _NEVER: Final = {
     "resources": "too few descriptors or too little memory",
     "device": "the device did not answer in time",
     "sandbox": "a sandbox (seccomp)",
+    "version": "an agent of another version than the device",
 }
 """Why a process had no agent (enum iswf_off there)."""
 
