@@ -171,6 +171,7 @@ struct iswf_ops {
 	/* Which pages of the block there the kernel has, in memory or in swap. */
 	struct iswf_mask (*there)(const char *at);
 	void (*pause)(uint64_t ns);
+	uint64_t (*free_swap_pages)(void); /* of the host */
 	/* One request to the device; `bytes` of a write, or where those of a read go. Waits. */
 	int (*ask)(enum iswf_op op, uint32_t block, uint32_t first, uint32_t pages, char *bytes,
 		   int (*take)(void *ctx, const char *from), void *ctx);
@@ -179,7 +180,8 @@ struct iswf_ops {
 struct iswf_counts {
 	atomic_uint_fast64_t pages_out, pages_in, pages_back, pages_filled, blocks_out, fetches,
 		small_fetches, room_waits, room_wait_ns, fetch_wait_ns, refused_moves, no_room,
-		pages_lost, faults, blocks_ahead, blocks_ahead_used, handed_back[ISWF_WHYS];
+		pages_lost, faults, blocks_ahead, blocks_ahead_used, pauses, pause_ns,
+		pages_away /* now: of far */, handed_back[ISWF_WHYS];
 };
 
 struct iswf_agent {
@@ -209,15 +211,22 @@ struct iswf_agent {
 	int64_t held_pages;     /* of home and aside */
 	int64_t budget_pages;   /* how many may be */
 	uint64_t full_until_ns; /* the device had no room: no eviction until then */
-	bool scarce;       /* so little is left of the budget that the arena is to be watched */
-	bool watching;     /* it is being registered */
-	bool watched;      /* it is: see watch.c */
-	bool resting;      /* nothing leaves and nothing is taken */
-	bool ended;        /* and all is home */
-	bool retired;      /* and iswf_retire() has begun to unmap the agent's ranges */
-	bool tables_go;    /* the kernel gives up a table of pages with its last page */
-	uint32_t parked;   /* threads that evict and have nothing to do */
-	atomic_uint forks; /* under way: likewise until they are done; seq_cst */
+	/* Likewise, for a pause: see pause.c. Its length; when it began; until when it is counted.
+	 */
+	uint64_t paused_until_ns, pause_ns, pause_began_ns, pause_counted_ns;
+	uint64_t strays_since_ns;
+	uint32_t strays;    /* fetches of single scattered pages, less those in order */
+	bool overfull;      /* since a pause more is home than may be: nobody waits for room */
+	atomic_uint others; /* processes of the job with much far memory */
+	bool scarce;        /* so little is left of the budget that the arena is to be watched */
+	bool watching;      /* it is being registered */
+	bool watched;       /* it is: see watch.c */
+	bool resting;       /* nothing leaves and nothing is taken */
+	bool ended;         /* and all is home */
+	bool retired;       /* and iswf_retire() has begun to unmap the agent's ranges */
+	bool tables_go;     /* the kernel gives up a table of pages with its last page */
+	uint32_t parked;    /* threads that evict and have nothing to do */
+	atomic_uint forks;  /* under way: likewise until they are done; seq_cst */
 	struct iswf_counts count;
 };
 
@@ -227,6 +236,18 @@ extern struct iswf_agent iswf_agent;
 static inline bool iswf_rests(void)
 {
 	return iswf_agent.resting || atomic_load(&iswf_agent.forks) != 0;
+}
+
+/* Nothing is sent. Lock held. */
+static inline bool iswf_keeps_all(uint64_t now)
+{
+	return now < iswf_agent.full_until_ns || now < iswf_agent.paused_until_ns;
+}
+
+/* Lock held. */
+static inline bool iswf_is_paused(uint64_t now)
+{
+	return now < iswf_agent.paused_until_ns;
 }
 
 /* Threads that evict have nothing left to do: a sandbox may forbid what they do. Lock held. */
@@ -376,6 +397,9 @@ int iswf_link_ask(enum iswf_op op, uint32_t block, uint32_t first, uint32_t page
 		  int (*take)(void *ctx, const char *from), void *ctx);
 void *iswf_link_main(void *arg); /* connects again */
 void iswf_link_tell(void);       /* the counts, to people */
+
+/* pause.c, lock held: every few milliseconds. back_ns: when much had come back, last. */
+void iswf_pause_look(uint64_t now, uint64_t back_ns);
 
 /* budget.c. cgroup: a directory of either hierarchy. 0 or -errno. */
 int iswf_budget_open(const char *cgroup);

@@ -111,7 +111,7 @@ bool iswf_ahead(void)
 	pthread_mutex_lock(&A->lock);
 	iswf_cradle_give(cradle);
 	b->aside = came;
-	iswf_mask_take(&b->far, &came);
+	iswf_come_back(b, &came);
 	iswf_held_more((int64_t)iswf_mask_count(&came) - iswf_mask_count(&far));
 	iswf_shadow_give(b);
 	iswf_count(&A->count.blocks_ahead, iswf_mask_any(&came));

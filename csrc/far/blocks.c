@@ -38,10 +38,8 @@ struct iswf_agent iswf_agent = {
 /* A program may still be in its first use of this share of the budget's blocks, for this long. */
 #define FILLING_SHARE 8
 #define FILLED_MS_MAX 1000u
-/* Evicted ahead of need: room for this share of the budget is kept, and for so much. */
-#define AHEAD_SHARE     8
-#define AHEAD_PAGES_MIN (2 * (int64_t)ISWF_BLOCK_PAGES)
-#define AHEAD_PAGES_MAX (4 * (int64_t)ISWF_BLOCK_PAGES)
+/* Evicted ahead of need: room for so much is kept. */
+#define AHEAD_PAGES (2 * (int64_t)ISWF_BLOCK_PAGES)
 /* What was freed is taken again soon, or not at all: then the host may have it. */
 #define FREED_MS_MAX 2000u
 /* Blocks of zeros that are made before anybody asks, and the least budget beside which they count
@@ -89,6 +87,24 @@ void iswf_queue_add(enum iswf_queue_name name, uint32_t block)
 		queue->head = block;
 	queue->tail = block;
 	queue->count++;
+}
+
+/* ------------------------------------------------------------- far; lock held */
+
+void iswf_go_away(struct iswf_block *b, const struct iswf_mask *pages)
+{
+	struct iswf_mask more = iswf_mask_without(pages, &b->far);
+
+	iswf_count(&A->count.pages_away, iswf_mask_count(&more));
+	iswf_mask_add(&b->far, pages);
+}
+
+void iswf_come_back(struct iswf_block *b, const struct iswf_mask *pages)
+{
+	struct iswf_mask fewer = iswf_mask_and(pages, &b->far);
+
+	iswf_count(&A->count.pages_away, -(uint64_t)iswf_mask_count(&fewer));
+	iswf_mask_take(&b->far, pages);
 }
 
 /* ------------------------------------------------------------ claims; lock held */
@@ -177,12 +193,7 @@ void iswf_begin_stay(struct iswf_block *b)
 	b->away = away;
 }
 
-/*
- * Lock held: claims the next victim; ISWF_NONE: there is none. Freed blocks come first, since they
- * cost nothing; then blocks that were filled a while ago, for their zeros (give_up_zeros());
- * then those that are home.
- */
-uint32_t iswf_claim_victim(void)
+uint32_t iswf_claim_unsent(void)
 {
 	uint32_t block = iswf_claim_first(ISWF_Q_FREED);
 
@@ -190,6 +201,13 @@ uint32_t iswf_claim_victim(void)
 	    (A->queues[ISWF_Q_FILLED].count > iswf_budget_blocks() / FILLING_SHARE ||
 	     is_old(ISWF_Q_FILLED, FILLED_MS_MAX)))
 		block = iswf_claim_first(ISWF_Q_FILLED);
+	return block;
+}
+
+uint32_t iswf_claim_victim(void)
+{
+	uint32_t block = iswf_claim_unsent();
+
 	if (block != ISWF_NONE)
 		return block;
 	block = claim_home();
@@ -287,12 +305,9 @@ bool iswf_is_tight(void)
 	/* What was brought ahead evicts nothing, as long as a fault finds room for a block: it has
 	 * a part of the room that is kept. */
 	int64_t used = A->held_pages - (int64_t)A->ahead_count * ISWF_BLOCK_PAGES;
-	int64_t kept = A->budget_pages / AHEAD_SHARE;
 
-	kept = kept < AHEAD_PAGES_MIN   ? AHEAD_PAGES_MIN
-	       : kept > AHEAD_PAGES_MAX ? AHEAD_PAGES_MAX
-					: kept;
-	return used + kept > A->budget_pages || A->held_pages + ISWF_BLOCK_PAGES > A->budget_pages;
+	return used + AHEAD_PAGES > A->budget_pages ||
+	       A->held_pages + ISWF_BLOCK_PAGES > A->budget_pages;
 }
 
 bool iswf_is_stale(void)
@@ -337,13 +352,14 @@ void iswf_need(int64_t pages)
 {
 	uint64_t begin = 0, now;
 
-	while (A->held_pages + pages > A->budget_pages && can_leave() && !iswf_rests()) {
+	while (A->held_pages + pages > A->budget_pages && !A->overfull && can_leave() &&
+	       !iswf_rests()) {
 		now = iswf_now_ns();
 		if (begin == 0) {
 			begin = now;
 			iswf_count(&A->count.room_waits, 1);
 		}
-		if (now - begin >= ROOM_NS_MAX || now < A->full_until_ns)
+		if (now - begin >= ROOM_NS_MAX || iswf_keeps_all(now))
 			break;
 		pthread_cond_signal(&A->work);
 		iswf_wait(&A->room, ROOM_STEP_NS);

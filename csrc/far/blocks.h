@@ -19,7 +19,10 @@ void iswf_queue_add(enum iswf_queue_name name, uint32_t block); /* at its end */
 struct iswf_block *iswf_claim(uint32_t block);                  /* waits */
 /* The first block of the queue that nobody has claimed, claimed; ISWF_NONE. */
 uint32_t iswf_claim_first(enum iswf_queue_name name);
-uint32_t iswf_claim_victim(void);
+/* The next victim of which nothing is sent, claimed; ISWF_NONE: there is none. Freed blocks come
+ * first, since they cost nothing; then blocks that were filled a while ago, for their zeros. */
+uint32_t iswf_claim_unsent(void);
+uint32_t iswf_claim_victim(void); /* those, then the ones that are home */
 /* The first pages come of a block of which some is far and nothing is home or aside. */
 void iswf_begin_stay(struct iswf_block *b);
 void iswf_sort(uint32_t block);    /* into the queue where it belongs, as its masks are */
@@ -38,6 +41,9 @@ static inline bool iswf_is_unsure(const struct iswf_block *b)
  */
 bool iswf_takes_huge(struct iswf_block *b, uint32_t block);
 void iswf_held_more(int64_t pages); /* less, if negative */
+/* Lock held: these pages of the block are far from now on; they no longer are. */
+void iswf_go_away(struct iswf_block *b, const struct iswf_mask *pages);
+void iswf_come_back(struct iswf_block *b, const struct iswf_mask *pages);
 void iswf_shadow_take(struct iswf_block *b);
 void iswf_shadow_give(struct iswf_block *b); /* unless something is aside */
 char *iswf_shadow_of(const struct iswf_block *b);
@@ -96,6 +102,10 @@ void iswf_rest_may_be_home(struct iswf_block *b);
 
 /* ahead.c: the block came whole, for a fault; the next one in its row may be wished for. */
 void iswf_came_whole(uint32_t block);
+
+/* pause.c, lock held: a fetch for a fault, of one page where pages are scattered, or of another
+ * kind. Whether far memory pauses. */
+bool iswf_fetch_pauses(bool is_stray);
 
 /* fault.c: claimed. All that is home of it leaves: what of it nobody wanted is still far. */
 void iswf_judge_parts(const struct iswf_block *b);

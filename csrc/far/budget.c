@@ -89,7 +89,9 @@ static struct {
 	uint32_t sweep_block;
 	int reclaim_fd; /* -1: there is no such file, or it is not ours to write */
 	uint64_t reclaim_rests_until_ns;
-	uint64_t files_looked_ns, disturbed_ns, refaults_last, fetched_last; /* pages */
+	bool overfull; /* at the last look */
+	uint64_t files_looked_ns, disturbed_ns, back_ns;
+	uint64_t refaults_last, fetched_last; /* pages */
 } budget = {.reclaim_fd = -1};
 
 #define B (&budget)
@@ -255,6 +257,10 @@ static void look_at_refaults(uint64_t refaults, int64_t limit, uint64_t now)
 	came = fetched - B->fetched_last;
 	B->refaults_last = refaults;
 	B->fetched_last = fetched;
+	if (again > AGAIN_MAX || came > AGAIN_MAX)
+		B->back_ns = now;
+	if (B->overfull)
+		return; /* most of that is memory that the kernel has swapped for us */
 	if (again > AGAIN_MAX || came > AGAIN_MAX) {
 		B->disturbed_ns = now;
 		if (again != came)
@@ -382,10 +388,11 @@ static struct spare look(uint64_t now)
 	if (A->budget_pages < BUDGET_PAGES_MIN)
 		A->budget_pages = BUDGET_PAGES_MIN;
 	A->scarce = spare.usable - B->left_bytes < spare.least;
+	iswf_pause_look(now, B->back_ns);
+	B->overfull = A->overfull;
 	spare.left = B->left_bytes;
-	spare.held = iswf_rests() || now < A->full_until_ns
-			     ? 0
-			     : A->held_pages * (int64_t)ISWF_PAGE_BYTES;
+	spare.held =
+		iswf_rests() || iswf_keeps_all(now) ? 0 : A->held_pages * (int64_t)ISWF_PAGE_BYTES;
 	pthread_mutex_unlock(&A->lock);
 	return spare;
 }

@@ -141,9 +141,9 @@ bool iswf_evict(bool freed_alone)
 
 	pthread_mutex_lock(&A->lock);
 	if (A->watched && !iswf_rests() && A->shadow_free_count > 0)
-		block = freed_alone || iswf_now_ns() < A->full_until_ns
-				? iswf_claim_first(ISWF_Q_FREED)
-				: iswf_claim_victim();
+		block = freed_alone                     ? iswf_claim_first(ISWF_Q_FREED)
+			: iswf_keeps_all(iswf_now_ns()) ? iswf_claim_unsent()
+							: iswf_claim_victim();
 	if (block == ISWF_NONE) {
 		pthread_mutex_unlock(&A->lock);
 		return false;
@@ -253,7 +253,7 @@ static void sent_aside(struct iswf_block *b, const struct iswf_mask *sent,
 
 	b->aside = *still;
 	iswf_mask_add(&b->home, home);
-	iswf_mask_add(&b->far, sent);
+	iswf_go_away(b, sent);
 	b->placed |= iswf_mask_any(sent);
 	if (!b->ahead) /* else it was away all the time */
 		b->left_at = ++A->left_count;
@@ -325,7 +325,7 @@ bool iswf_drop(void)
 bool iswf_work_once(void)
 {
 	int64_t aside_max;
-	bool watched, tight, full, stale;
+	bool watched, tight, full, stale, paused;
 
 	pthread_mutex_lock(&A->lock);
 	watched = A->watched;
@@ -333,6 +333,7 @@ bool iswf_work_once(void)
 	tight = iswf_is_tight();
 	full = A->queues[ISWF_Q_ASIDE].count > aside_max;
 	stale = iswf_is_stale();
+	paused = iswf_is_paused(iswf_now_ns());
 	pthread_mutex_unlock(&A->lock);
 	if (!watched)
 		return iswf_watch() || iswf_give_up_stale();
@@ -340,7 +341,9 @@ bool iswf_work_once(void)
 		return true;
 	if (!tight)
 		return (stale && iswf_evict(true)) || iswf_ahead() || iswf_drop();
-	if (!full && iswf_evict(false))
+	if ((paused || !full) && iswf_evict(false))
 		return true;
+	if (paused)
+		return iswf_drop(); /* what is aside is wanted soon, or the kernel swaps it */
 	return iswf_send() || iswf_evict(false) || iswf_drop();
 }

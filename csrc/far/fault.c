@@ -160,7 +160,7 @@ static void came_home(struct iswf_block *b, const struct iswf_mask *pages)
 	    !iswf_mask_any(&b->aside))
 		iswf_begin_stay(b);
 	iswf_mask_add(&b->home, pages);
-	iswf_mask_take(&b->far, pages);
+	iswf_come_back(b, pages);
 	iswf_held_more(iswf_mask_count(&more));
 }
 
@@ -196,7 +196,9 @@ static void fault_far(struct iswf_block *b, uint32_t block, uint32_t page)
 	bool bought = is_bought(b, page);
 
 	wanted = choose_window(b, block, page);
-	if (bought || b->window >= ISWF_BLOCK_PAGES / 4) {
+	if (iswf_fetch_pauses(are_scattered() && !bought && b->window == 1)) {
+		wanted = iswf_mask_range(0, ISWF_BLOCK_PAGES);
+	} else if (bought || b->window >= ISWF_BLOCK_PAGES / 4) {
 		if (b->tabled || (are_sparse() && b->window < ISWF_BLOCK_PAGES)) {
 			b->paid |= b->rent == 0;
 			wanted = choose_part(b, block, page);

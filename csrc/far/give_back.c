@@ -77,7 +77,7 @@ static void drop(struct iswf_block *b, const struct iswf_mask *pages)
 
 	iswf_mask_take(&b->home, pages);
 	iswf_mask_take(&b->aside, pages);
-	iswf_mask_take(&b->far, pages);
+	iswf_come_back(b, pages);
 	iswf_shadow_give(b);
 	iswf_held_more(-(int64_t)iswf_mask_count(&home) - iswf_mask_count(&aside));
 }
@@ -183,7 +183,7 @@ static bool come_home(struct iswf_block *b, uint32_t block)
 		pthread_mutex_lock(&A->lock);
 		iswf_mask_add(&place.placed, &place.met); /* what is there is newer */
 		iswf_mask_add(&b->home, &place.placed);
-		iswf_mask_take(&b->far, &place.placed);
+		iswf_come_back(b, &place.placed);
 		iswf_held_more(iswf_mask_count(&place.placed));
 	}
 	return !iswf_mask_any(&b->aside) && !iswf_mask_any(&b->far);

@@ -190,6 +190,11 @@ static void tell(void)
 	atomic_store_explicit(&told->room_waits, count->room_waits, memory_order_relaxed);
 	atomic_store_explicit(&told->room_wait_ns, count->room_wait_ns, memory_order_relaxed);
 	atomic_store_explicit(&told->pages_lost, count->pages_lost, memory_order_relaxed);
+	atomic_store_explicit(&told->pauses, count->pauses, memory_order_relaxed);
+	atomic_store_explicit(&told->pause_ns, count->pause_ns, memory_order_relaxed);
+	atomic_store_explicit(&L->ring->pages_away, iswf_agent.count.pages_away,
+			      memory_order_relaxed);
+	iswf_agent.others = atomic_load_explicit(&L->ring->others, memory_order_relaxed);
 	for (uint32_t why = 0; why < ISWF_WHYS; why++)
 		atomic_store_explicit(&told->pages_back[why], count->handed_back[why],
 				      memory_order_relaxed);

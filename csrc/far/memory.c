@@ -12,6 +12,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -260,6 +261,13 @@ static int real_poison(char *page, bool moved)
 	return operate(&operation, ISWF_PAGE_BYTES, &done);
 }
 
+static uint64_t real_free_swap_pages(void)
+{
+	struct sysinfo info;
+
+	return sysinfo(&info) != 0 ? 0 : (uint64_t)info.freeswap * info.mem_unit / ISWF_PAGE_BYTES;
+}
+
 static int advise(char *at, size_t bytes, int advice)
 {
 	return iswf_real()->madvise(at, bytes, advice) == 0 ? 0 : -errno;
@@ -455,6 +463,7 @@ const struct iswf_ops iswf_real_ops = {
 	.watch = real_watch,
 	.there = real_there,
 	.pause = iswf_pause,
+	.free_swap_pages = real_free_swap_pages,
 	.ask = iswf_link_ask,
 };
 

@@ -24,7 +24,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define ISWF_VERSION     2u
+#define ISWF_VERSION     3u
 #define ISWF_MAGIC       0x52414657u
 #define ISWF_PAGE_BYTES  4096u
 #define ISWF_BLOCK_BYTES (2u << 20)
@@ -80,7 +80,7 @@ enum iswf_why {
  */
 struct iswf_told {
 	_Atomic uint64_t pages_out, pages_in, small_fetches, fetches, fetch_wait_ns, room_waits,
-		room_wait_ns, pages_lost;
+		room_wait_ns, pages_lost, pauses, pause_ns;
 	_Atomic uint64_t pages_back[ISWF_WHYS];
 };
 
@@ -95,6 +95,9 @@ struct iswf_told {
 struct iswf_ring {
 	struct iswf_slot slots[ISWF_SLOTS];
 	struct iswf_told told;
+	_Atomic uint64_t pages_away; /* now; likewise, but it falls, too */
+	/* The front end's: how many other processes of the job have much far memory. */
+	_Atomic uint32_t others;
 };
 
 #define ISWF_RING_HEADER_BYTES 4096u

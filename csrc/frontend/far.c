@@ -471,8 +471,11 @@ static void far_info(const isw_frontend *frontend, struct isw_frontend_info *inf
 					 client->phase <= ISWI_FAR_LEAVING &&
 					 (client->phase != ISWI_FAR_ENDING || client->returns);
 		iswi_far_add_told(client, &info_out->far);
+		info_out->away_bytes += iswi_far_pages_away(client) * ISWF_PAGE_BYTES;
 	}
+	iswi_far_tell_others(far); /* the device's process asks once a second */
 	pthread_mutex_unlock(&far->lock);
+	info_out->away_bytes = ISWI_MIN(info_out->away_bytes, info_out->used_bytes);
 }
 
 const struct iswi_frontend_ops iswi_far_ops = {

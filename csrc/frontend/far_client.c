@@ -19,6 +19,8 @@
 #define STAT_FIELDS  20u /* from the state on, the start time is the 20th */
 
 /* The words of both structures are the same ones, in the same order. */
+/* Of a process beside which others do not pause (csrc/far/pause.c). */
+#define MUCH_PAGES 4096u
 #define TOLD_WORDS (sizeof(struct iswf_told) / sizeof(uint64_t))
 _Static_assert(offsetof(struct isw_far_told, back_fork) == offsetof(struct iswf_told, pages_back),
 	       "counts are added up by position");
@@ -145,6 +147,36 @@ void iswi_far_add_told(struct far_client *client, struct isw_far_told *told)
 		see_told(client);
 	for (size_t i = 0; i < TOLD_WORDS; i++)
 		to[i] += atomic_load_explicit(&from[i], memory_order_relaxed);
+}
+
+uint64_t iswi_far_pages_away(const struct far_client *client)
+{
+	uint64_t pages;
+
+	if (client->phase != ISWI_FAR_LIVE)
+		return 0;
+	pages = atomic_load_explicit(&client->ring->pages_away, memory_order_relaxed);
+	return ISWI_MIN(pages, (uint64_t)client->far->table.layout.blocks * ISWF_BLOCK_PAGES);
+}
+
+static uint32_t others_of(const struct far *far, const struct far_client *client)
+{
+	const struct iswi_far_kept_client *kept = far->table.kept->clients;
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < ISWI_FAR_CLIENTS_MAX; i++)
+		count += i != client->index && kept[i].job == kept[client->index].job &&
+			 iswi_far_pages_away(&far->clients[i]) >= MUCH_PAGES;
+	return count;
+}
+
+void iswi_far_tell_others(struct far *far)
+{
+	for (uint32_t i = 0; i < ISWI_FAR_CLIENTS_MAX; i++)
+		if (far->clients[i].phase == ISWI_FAR_LIVE)
+			atomic_store_explicit(&far->clients[i].ring->others,
+					      others_of(far, &far->clients[i]),
+					      memory_order_relaxed);
 }
 
 void iswi_far_count_off(struct far *far, uint32_t off)

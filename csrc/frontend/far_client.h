@@ -136,6 +136,11 @@ void iswi_far_begin_discard(struct far_client *client);
 int iswi_far_step(struct far_client *client);
 /* What its process says of itself, added to *told. */
 void iswi_far_add_told(struct far_client *client, struct isw_far_told *told);
+/* far->lock, about once a second: each process is told how many others of its job have much here.
+ */
+void iswi_far_tell_others(struct far *far);
+/* What it says that it has here alone; any number, since it may lie. Far->lock. */
+uint64_t iswi_far_pages_away(const struct far_client *client);
 /* A process says why it has no agent. */
 void iswi_far_count_off(struct far *far, uint32_t off);
 

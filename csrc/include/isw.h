@@ -748,6 +748,8 @@ struct isw_far_told {
 	uint64_t room_waits;    /* threads waited until others' pages had left */
 	uint64_t room_wait_ns;
 	uint64_t pages_lost; /* their bytes are gone for good: SIGBUS */
+	uint64_t pauses;     /* of evicting, for the kernel to swap instead */
+	uint64_t pause_ns;
 	/* Pages that are the kernel's again, by reason: see enum iswf_why (csrc/far/ring.h). */
 	uint64_t back_fork, back_locked, back_protected, back_policy, back_fixed, back_moved;
 	uint64_t back_advice, back_ended, back_pinned, back_stack;
@@ -768,6 +770,7 @@ struct isw_frontend_info {
 	 */
 	uint32_t connections;
 	uint64_t used_bytes;     /* far: in blocks that somebody has */
+	uint64_t away_bytes;     /* far: of that, what is nowhere else, as the processes say */
 	struct isw_far_told far; /* far */
 };
 

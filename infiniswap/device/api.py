@@ -92,6 +92,7 @@ class FarRow(Struct, frozen=True, kw_only=True):
     Attributes:
         bytes: how much there can be.
         used_bytes: in blocks that a process has.
+        away_bytes: of that, what is in no memory of the process.
         jobs: that may use it.
         processes: that have far memory, or had it when another process of the device took over.
         problem: why it is not served now; empty: it is.
@@ -103,6 +104,7 @@ class FarRow(Struct, frozen=True, kw_only=True):
     used_bytes: int
     jobs: int
     processes: int
+    away_bytes: int = 0
     problem: str = ""
     counts: dict[str, int] = {}
 

@@ -265,6 +265,7 @@ class FarTold:
         fetch_wait_ns: Time that threads waited for pages.
         room_waits: How often a thread waited until other pages had left.
         pages_lost: Pages whose bytes are gone for good (SIGBUS).
+        pauses: How often nothing left any more, for the kernel to swap instead (csrc/far/pause.c).
         back_fork: Pages handed back to the kernel because the process forked. The other `back_`
             fields are the other reasons: enum iswf_why in csrc/far/ring.h describes each.
         off_kernel: Processes whose memory is never far because the kernel cannot move pages. The
@@ -279,6 +280,8 @@ class FarTold:
     room_waits: int = 0
     room_wait_ns: int = 0
     pages_lost: int = 0
+    pauses: int = 0
+    pause_ns: int = 0
     back_fork: int = 0
     back_locked: int = 0
     back_protected: int = 0
@@ -313,6 +316,7 @@ class FrontendInfo:
             when one does. far: processes with far memory; closing the front end takes that memory
             from them unless a successor serves the job's socket.
         used_bytes: far: in blocks that somebody has.
+        away_bytes: far: of that, what is nowhere else.
         far: Counts of far memory's processes.
     """
 
@@ -321,6 +325,7 @@ class FrontendInfo:
     device_id: int = 0
     connections: int = 0
     used_bytes: int = 0
+    away_bytes: int = 0
     far: FarTold = FarTold()
 
 

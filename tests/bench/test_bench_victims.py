@@ -211,8 +211,8 @@ def test_what_is_no_trace_is_refused(replay: str, tmp_path: Path) -> None:
 def test_each_part_that_a_job_touches_is_recorded(
     runner: Runner, tmp_path: Path, pages: int
 ) -> None:
-    """The job writes 256 MiB in order, then reads them twice: three touches of each page, since
-    that takes more than a window each."""
+    """The job writes 256 MiB in order, then reads them twice: up to three touches of each page. A
+    window that ends late, on a busy host, holds two of them."""
     argv = [sys.executable, "-m", "isw_bench", "record", "in-order", "--size", "tiny"]
     argv += ["--pages", str(pages), "--output", str(tmp_path)]
     argv += ["--build", str(runner.build), "--work", str(runner.work)]
@@ -221,5 +221,7 @@ def test_each_part_that_a_job_touches_is_recorded(
     traces.unpack(tmp_path / "in-order.trace.xz", tmp_path / "in-order.trace")
     records = list(traces.recorded(tmp_path / "in-order.trace"))
     assert records[0] == Record(PART_SIZE, 0, pages)
-    touched = sum(record.pages for record in records if record.kind == TOUCH)
-    assert 2.9 <= touched / (256 << 8) <= 3.3
+    touched = [record for record in records if record.kind == TOUCH]
+    seen = {page for r in touched for page in range(r.first, r.first + r.pages)}
+    assert len(seen) >= 256 << 8
+    assert 1.5 <= sum(record.pages for record in touched) / (256 << 8) <= 3.3

@@ -87,7 +87,7 @@ static struct {
 	bool woken;
 } waiters[DEPTH + 1];
 
-static uint64_t random_state, now_ns, values;
+static uint64_t random_state, now_ns, values, swap_pages;
 static uint32_t depth, places, busy_block, writes, reads, confirms;
 static bool fails_once;  /* the next write */
 static bool all_pinned;  /* of the arena */
@@ -508,6 +508,11 @@ static struct iswf_mask fake_there(const char *at)
 	return there;
 }
 
+static uint64_t fake_free_swap_pages(void)
+{
+	return swap_pages;
+}
+
 static void fake_pause(uint64_t ns)
 {
 	now_ns += ns;
@@ -611,6 +616,7 @@ static const struct iswf_ops fake_ops = {
 	.watch = fake_watch,
 	.there = fake_there,
 	.pause = fake_pause,
+	.free_swap_pages = fake_free_swap_pages,
 	.ask = fake_ask,
 };
 
@@ -1015,7 +1021,10 @@ static void begin(void)
 	A->blocks_used = 0;
 	A->watched = true;
 	A->scarce = false;
-	A->full_until_ns = 0;
+	A->full_until_ns = A->paused_until_ns = A->pause_ns = A->pause_counted_ns = 0;
+	A->strays = A->others = 0;
+	A->overfull = false;
+	swap_pages = UINT32_MAX;
 	A->tables_go = calm || below(4) != 0;
 	memset(A->queues, 0, sizeof(A->queues));
 	memset(&A->count, 0, sizeof(A->count));
@@ -1067,7 +1076,7 @@ static void check_free_slots(void)
 /* Each page is at one place by the books, and the books are right. */
 static void check_books(void)
 {
-	int64_t held = 0;
+	int64_t held = 0, away = 0;
 	uint32_t slots = A->shadow_free_count, ahead = 0;
 
 	for (uint32_t block = 0; block < BLOCKS; block++) {
@@ -1077,11 +1086,13 @@ static void check_books(void)
 		for (uint32_t page = 0; page < ISWF_BLOCK_PAGES; page++)
 			check_page(b, block, page);
 		held += iswf_mask_count(&b->home) + (int64_t)iswf_mask_count(&b->aside);
+		away += iswf_mask_count(&b->far);
 		slots += b->slot != 0;
 		ahead += b->ahead;
 	}
 	CHECK_EQ(ahead, A->ahead_count);
 	CHECK_EQ(held, A->held_pages);
+	CHECK_EQ(away, (int64_t)A->count.pages_away);
 	CHECK_EQ(slots, SLOTS);
 	CHECK_EQ(A->cradle_free_count + A->ready_count, ISWF_CRADLE_SLOTS);
 	check_free_slots();
@@ -1113,6 +1124,16 @@ static void unwatch(void)
 		left[block] = true;
 }
 
+/* The next fetch for a fault does, or somebody else's does now. */
+static void begin_pause(void)
+{
+	A->pause_ns = 0;
+	if (!iswf_is_paused(now_ns))
+		A->strays = 1u << 20;
+	A->others = below(4) == 0;
+	swap_pages = below(4) == 0 ? 0 : UINT32_MAX;
+}
+
 static void run(uint64_t seed, uint32_t steps)
 {
 	calm = false;
@@ -1131,6 +1152,9 @@ static void run(uint64_t seed, uint32_t steps)
 		check_books();
 		if (below(50) == 0)
 			now_ns += 2000000000;
+		if (below(500) == 0)
+			begin_pause();
+		iswf_pause_look(now_ns, 0);
 	}
 	serve_all();
 	CHECK_EQ(events_count, 0);
@@ -1631,6 +1655,166 @@ static void scattered_pages_come_one_by_one(void)
 	leave_all();
 	CHECK(bought_by_turns(BLOCKS, 0) >= BLOCKS - 1);
 	check_books();
+	end_ranges();
+}
+
+/* Touches single pages all over the blocks, as the budget allows, each so long after the one
+ * before; true once far memory pauses. */
+static bool strays_pause(uint32_t touches, uint32_t apart_ns)
+{
+	uint64_t pauses = A->count.pauses;
+
+	for (uint32_t i = 0; i < touches && A->count.pauses == pauses; i++) {
+		uint32_t page =
+			(i % BLOCKS) * ISWF_BLOCK_PAGES + i / BLOCKS * 67 % ISWF_BLOCK_PAGES;
+
+		now_ns += apart_ns;
+		A->full_until_ns = UINT64_MAX; /* it does not wait for room */
+		if (!arena.present[page])
+			iswf_fault(arena.at + (size_t)page * ISWF_PAGE_BYTES);
+		A->full_until_ns = 0;
+		while (A->held_pages > A->budget_pages && A->count.pauses == pauses)
+			CHECK(iswf_evict(false) && iswf_send());
+	}
+	return A->count.pauses > pauses;
+}
+
+#define ENOUGH 20000u /* touches */
+
+static uint32_t far_page(void)
+{
+	uint32_t page = 0;
+
+	while (!iswf_has(&A->blocks[page / ISWF_BLOCK_PAGES].far, page % ISWF_BLOCK_PAGES))
+		CHECK(++page < PAGES);
+	return page;
+}
+
+/* Where single pages are all that is wanted, the kernel swaps, until little comes back. */
+static void far_memory_pauses_where_touches_are_strays(void)
+{
+	uint64_t began;
+	uint32_t page;
+
+	begin_far();
+	A->budget_pages = PAGES / 2;
+	CHECK(!strays_pause(2000, 0) && strays_pause(ENOUGH, 0));
+	began = now_ns;
+	page = far_page();
+	CHECK(!iswf_evict(false)); /* though more is home than may be, soon */
+	look(page);
+	CHECK(!iswf_mask_any(&A->blocks[page / ISWF_BLOCK_PAGES].far));
+	iswf_pause_look(began + 900000000u, began + 100000000u);
+	CHECK(iswf_is_paused(began + 900000000u)); /* it was not calm for a second */
+	iswf_pause_look(began + 1200000000u, began + 100000000u);
+	CHECK(!iswf_is_paused(began + 1200000000u));
+	CHECK(A->count.pause_ns > 1190000000u && A->count.pause_ns < 1210000000u);
+	check_books();
+	end_ranges();
+}
+
+/* Nor does what was aside leave, or anybody wait for room, until all that may be home fits again.
+ */
+static void a_pause_sends_nothing_and_nobody_waits(void)
+{
+	uint64_t pages_out, waits;
+
+	begin_far();
+	A->budget_pages = PAGES / 2;
+	CHECK(strays_pause(ENOUGH, 0));
+	A->paused_until_ns = 0;
+	CHECK(iswf_evict(false) && A->queues[ISWF_Q_ASIDE].count == 1);
+	A->paused_until_ns = now_ns + 1000000000u;
+	pages_out = A->count.pages_out;
+	waits = A->count.room_waits;
+	while (iswf_work_once())
+		;
+	CHECK_EQ(A->queues[ISWF_Q_ASIDE].count, 1);
+	for (uint32_t page = 0; page < PAGES; page++)
+		look(page);
+	CHECK(A->held_pages > A->budget_pages);
+	A->paused_until_ns = now_ns;
+	iswf_pause_look(now_ns, 0);
+	(void)iswf_take(ISWF_BLOCK_BYTES, 0, ISWF_MAPPING);
+	CHECK_EQ(A->count.room_waits, waits);
+	CHECK_EQ(A->count.pages_out, pages_out);
+	while (A->held_pages > A->budget_pages)
+		CHECK(iswf_evict(false) && iswf_send());
+	CHECK(A->overfull);
+	iswf_pause_look(now_ns, 0);
+	CHECK(!A->overfull);
+	check_books();
+	end_ranges();
+}
+
+/* What begins again soon lasts twice as long; what begins again later, as long as the first. */
+static void a_pause_that_comes_again_soon_is_longer(void)
+{
+	begin_far();
+	A->budget_pages = PAGES / 2;
+	CHECK(strays_pause(ENOUGH, 0));
+	CHECK_EQ(A->pause_ns, 8000000000u);
+	for (uint32_t i = 0; i < 4; i++) { /* the kernel brings pages back all the time */
+		now_ns += 2000000000u;
+		iswf_pause_look(now_ns, now_ns - 40000000u);
+	}
+	CHECK(!iswf_is_paused(now_ns));
+	CHECK(A->count.pause_ns > 7990000000u && A->count.pause_ns <= 8000000000u);
+	CHECK(strays_pause(ENOUGH, 0));
+	CHECK_EQ(A->pause_ns, 16000000000u);
+	now_ns = A->paused_until_ns + 2 * A->pause_ns;
+	CHECK(strays_pause(ENOUGH, 0));
+	CHECK_EQ(A->pause_ns, 8000000000u);
+	for (uint32_t i = 0; i < 5; i++) {
+		now_ns = A->paused_until_ns;
+		CHECK(strays_pause(ENOUGH, 0));
+	}
+	CHECK_EQ(A->pause_ns, 128000000000u); /* no longer ones */
+	end_ranges();
+}
+
+/* Few touches a second; no room in swap; other processes with far memory, from the first or later.
+ */
+static void far_memory_does_not_pause_where_swap_would_not_help(void)
+{
+	begin_far();
+	A->budget_pages = PAGES / 2;
+	CHECK(!strays_pause(ENOUGH, 2000000u));
+	swap_pages = 32 * ISWF_BLOCK_PAGES + PAGES / 2 - 8; /* less than is away and some */
+	CHECK(!strays_pause(ENOUGH, 0));
+	swap_pages += PAGES;
+	A->others = 1;
+	CHECK(!strays_pause(ENOUGH, 0));
+	A->others = 0;
+	CHECK(strays_pause(ENOUGH, 0));
+	iswf_pause_look(now_ns, now_ns);
+	CHECK(iswf_is_paused(now_ns));
+	A->others = 1;
+	iswf_pause_look(now_ns, now_ns);
+	CHECK(!iswf_is_paused(now_ns));
+	A->others = 0;
+	CHECK(strays_pause(ENOUGH, 0));
+	swap_pages = 32 * ISWF_BLOCK_PAGES - 1; /* others have filled it */
+	iswf_pause_look(now_ns, now_ns);
+	CHECK(!iswf_is_paused(now_ns));
+	end_ranges();
+}
+
+/* A program that walks through its memory, or takes all of it in turn, is never left to swap. */
+static void far_memory_pauses_for_no_walk(void)
+{
+	begin_far();
+	A->budget_pages = PAGES / 2;
+	A->late = LATE; /* as after touches all over */
+	for (uint32_t i = 0; i < 40 * BLOCKS; i++) {
+		A->full_until_ns = UINT64_MAX;
+		read_block(i % BLOCKS, i / BLOCKS % 2 == 0);
+		A->full_until_ns = 0;
+		while (A->held_pages > A->budget_pages)
+			CHECK(iswf_evict(false) && iswf_send());
+	}
+	CHECK_EQ(A->count.pauses, 0);
+	CHECK(A->strays < 100);
 	end_ranges();
 }
 
@@ -2244,6 +2428,11 @@ int main(int argc, char **argv)
 	blocks_in_use_come_whole();
 	blocks_of_which_little_is_wanted_come_by_parts();
 	scattered_pages_come_one_by_one();
+	far_memory_pauses_where_touches_are_strays();
+	a_pause_sends_nothing_and_nobody_waits();
+	a_pause_that_comes_again_soon_is_longer();
+	far_memory_does_not_pause_where_swap_would_not_help();
+	far_memory_pauses_for_no_walk();
 	zeros_that_are_needed_again_are_left_then();
 	zeros_of_a_block_in_its_first_use_are_left();
 	blocks_that_are_refused_are_tried_a_while_later();

@@ -24,7 +24,7 @@
 
 struct iswf_agent iswf_agent = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static uint64_t now_ns = 1;
+static uint64_t now_ns = 1, back_ns;
 static uint32_t swapped_pages;
 static char top[] = "/tmp/isw-budget-XXXXXX", job[64];
 
@@ -47,6 +47,12 @@ void iswf_close_own(int fd)
 bool iswf_mask_any(const struct iswf_mask *mask)
 {
 	return mask->word[0] != 0;
+}
+
+void iswf_pause_look(uint64_t now, uint64_t ns)
+{
+	CHECK_EQ(now, now_ns);
+	back_ns = ns;
 }
 
 uint32_t iswf_swapped_pages(const char *at)
@@ -300,6 +306,41 @@ TEST(files_go_before_the_programs_memory)
 	remove_file(job, "memory.reclaim");
 	begin(512 * MIB, NONE, 508 * MIB, 400 * MIB); /* before version 2, or Linux 5.19 */
 	look();
+	iswf_budget_close();
+}
+
+/* While the kernel swaps for the program, what comes back says nothing of files. */
+TEST(a_pause_is_told_what_comes_back)
+{
+	int64_t before;
+
+	begin(512 * MIB, NONE, 500 * MIB, 0);
+	refault(500 * MIB, 0);
+	now_ns += CALM;
+	(void)look();
+	before = look();
+	iswf_agent.overfull = true;
+	(void)look(); /* it learns of it */
+	for (uint32_t i = 0; i < 3; i++) {
+		refault(500 * MIB, 1000);
+		now_ns += CALM;
+		(void)look();
+		CHECK_EQ(back_ns, now_ns);
+	}
+	CHECK_EQ(look(), before);
+	refault(500 * MIB, 10);
+	now_ns += CALM;
+	(void)look();
+	CHECK(back_ns < now_ns);                            /* that is not much */
+	atomic_fetch_add(&iswf_agent.count.pages_in, 1000); /* nor is it over while blocks come */
+	now_ns += CALM;
+	(void)look();
+	CHECK_EQ(back_ns, now_ns);
+	iswf_agent.overfull = false;
+	(void)look();
+	refault(500 * MIB, 1000);
+	now_ns += CALM;
+	CHECK_EQ(look(), before - PAGES(4 * MIB));
 	iswf_budget_close();
 }
 

@@ -732,9 +732,16 @@ TEST(what_processes_tell_is_summed_up)
 	atomic_store(&t.ring->told.pages_back[ISWF_WHY_PINNED], 3);
 	CHECK_EQ(info_of(&w).far.pages_out, 5);
 	CHECK_EQ(info_of(&w).far.back_pinned, 3);
+	atomic_store(&t.ring->pages_away, 9);
+	CHECK_EQ(info_of(&w).away_bytes, 9 * ISWF_PAGE_BYTES);
+	atomic_store(&t.ring->pages_away, 1); /* it falls, too */
+	CHECK_EQ(info_of(&w).away_bytes, ISWF_PAGE_BYTES);
+	atomic_store(&t.ring->pages_away, UINT64_MAX); /* a lie */
+	CHECK_EQ(info_of(&w).away_bytes, ISWF_BLOCK_BYTES);
 	leave_far(&t);
 	while (connections(&w) > 0)
 		pause_ms(1);
+	CHECK_EQ(info_of(&w).away_bytes, 0);
 	t = connect_far(w.job);
 	write_block(&t, 0);
 	atomic_store(&t.ring->told.pages_out, 7);
@@ -757,6 +764,41 @@ TEST(what_processes_tell_is_summed_up)
 		pause_ms(1);
 	CHECK_EQ(info_of(&w).far.pages_out, 13);
 	close(uffd);
+	finish(&w);
+}
+
+static void connect_with_much_away(const struct world *w)
+{
+	struct far_tester t = connect_far(w->job);
+
+	CHECK_EQ(far_do(&t, WRITER, ISWF_WRITE, 0, 0, 1), 0); /* it is heard from here on */
+	atomic_store(&t.ring->pages_away, 4096);
+}
+
+/* Each process of a job knows whether another one has much far memory, when the device was asked.
+ */
+TEST(processes_of_a_job_are_told_of_each_other)
+{
+	struct far_tester t;
+	struct world w;
+	pid_t pid;
+
+	begin(&w);
+	t = connect_far(w.job);
+	CHECK_EQ(far_do(&t, WRITER, ISWF_WRITE, 0, 0, 1), 0);
+	atomic_store(&t.ring->pages_away, 8192); /* its own does not count */
+	(void)info_of(&w);
+	CHECK_EQ(atomic_load(&t.ring->others), 0);
+	pid = start_child(&w, connect_with_much_away);
+	(void)info_of(&w);
+	CHECK_EQ(atomic_load(&t.ring->others), 1);
+	end_child(pid);
+	while (connections(&w) > 1)
+		pause_ms(1);
+	CHECK_EQ(atomic_load(&t.ring->others), 0);
+	leave_far(&t);
+	while (connections(&w) > 0)
+		pause_ms(1);
 	finish(&w);
 }
 

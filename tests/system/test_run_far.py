@@ -18,7 +18,17 @@ from typing import Any
 
 import pytest
 from support.devices.cluster import NEEDS_SWAP, WAIT_S, Cluster, Device, process_state, until
-from support.jobs.far_job import FAR, FOREVER, JOB_MIB, check_rounds, fill, read, stop, went_far
+from support.jobs.far_job import (
+    FAR,
+    FOREVER,
+    JOB_MIB,
+    at_random,
+    check_rounds,
+    fill,
+    read,
+    stop,
+    went_far,
+)
 from support.jobs.runs import Runner, ready
 
 from infiniswap.system.userfault import far_refusal
@@ -57,7 +67,8 @@ print("all there")
 
 
 def test_a_job_three_times_its_limit_goes_far_and_gets_every_byte_back(runner: Runner) -> None:
-    summary = runner.summary(*fill(2), options=FAR, local=LOCAL)
+    # For seconds: the device is asked about once in one.
+    summary = runner.summary(*fill(8), options=FAR, local=LOCAL)
     far = summary["far"]
     assert (far["unfit"], far["problem"], far["lost_pages"]) == ("", "", 0)
     assert far["peak_bytes"] > 64 * MIB
@@ -87,6 +98,18 @@ def test_files_that_a_job_reads_do_not_send_its_memory_to_swap(
     assert (far["handed_back_bytes"], far["lost_pages"]) == ({}, 0)
 
 
+def test_a_job_that_touches_pages_at_random_is_left_to_swap(runner: Runner) -> None:
+    """Its bytes come from far memory before, and from swap afterwards."""
+    summary = runner.summary(*at_random(60_000), options=FAR, local=LOCAL)
+    far = summary["far"]
+    assert far["pauses"] >= 1
+    assert far["pause_s"] > 0
+    assert far["out_bytes"] > 64 * MIB
+    assert far["swap_bytes"] > 32 * MIB
+    assert (far["problem"], far["lost_pages"], far["handed_back_bytes"]) == ("", 0, {})
+    assert runner.leftovers() == []
+
+
 def test_a_job_of_a_sudo_caller_goes_far(runner: Runner) -> None:
     entry = pwd.getpwnam("nobody")
     env = {**runner.cluster.env, "SUDO_UID": str(entry.pw_uid), "SUDO_GID": str(entry.pw_gid)}
@@ -98,7 +121,7 @@ def test_a_job_of_a_sudo_caller_goes_far(runner: Runner) -> None:
     shared.mkdir()
     shared.chmod(0o1777)
     options = (*FAR, "--summary-json", str(shared / "summary.json"))
-    done = runner(*fill(2, python=python), options=options, local=LOCAL, env=env, cwd="/")
+    done = runner(*fill(8, python=python), options=options, local=LOCAL, env=env, cwd="/")
     assert done.returncode == 0, done.stderr.decode()
     assert "the command runs as nobody, who called sudo" in done.stderr.decode()
     assert json.loads((shared / "summary.json").read_text())["far"]["peak_bytes"] > 64 * MIB

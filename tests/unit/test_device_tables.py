@@ -68,6 +68,7 @@ def test_each_donor_tells_how_soon_it_answers() -> None:
                     "pages_out": 1 << 19,
                     "pages_in": 1 << 18,
                     "room_waits": 1,
+                    "pauses": 1,
                     "pages_lost": 3,
                     "back_fork": 256,
                     "back_locked": 0,
@@ -75,13 +76,13 @@ def test_each_donor_tells_how_soon_it_answers() -> None:
                 }
             },
             "1.50 GiB of 4.00 GiB in use, by 2 processes; 2.00 GiB out, 1.00 GiB in; "
-            "1 wait for room; 1.00 MiB handed back (fork); 2.00 MiB handed back (pinned); "
-            "3 pages lost",
+            "1 wait for room; 1 pause for touches at random; 1.00 MiB handed back (fork); "
+            "2.00 MiB handed back (pinned); 3 pages lost",
         ),
     ],
 )
 def test_far_memory_is_one_line(changes: dict[str, Any], text: str) -> None:
-    far = FarRow(bytes=4 * GIB, used_bytes=3 * GIB // 2, jobs=1, processes=2)
+    far = FarRow(bytes=4 * GIB, used_bytes=3 * GIB // 2, away_bytes=0, jobs=1, processes=2)
     assert row("far memory", far=msgspec.structs.replace(far, **changes)) == text
 
 

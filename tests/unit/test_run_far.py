@@ -160,9 +160,9 @@ def test_the_ring_is_as_large_as_the_devices(project_root: Path) -> None:
 # ------------------------------------------------------------------------------ the end
 
 
-def row(used_bytes: int = 0, problem: str = "", /, **counts: int) -> FarRow:
+def row(away_bytes: int = 0, problem: str = "", /, **counts: int) -> FarRow:
     fields: dict[str, Any] = {"bytes": 256 * MIB, "jobs": 1, "processes": 1, "counts": counts}
-    return FarRow(used_bytes=used_bytes, problem=problem, **fields)
+    return FarRow(used_bytes=8 * MIB, away_bytes=away_bytes, problem=problem, **fields)
 
 
 def ended(tmp_path: Path, *rows: FarRow | None, unfit: str = "", **stats: int) -> Summary:
@@ -193,8 +193,8 @@ def ended(tmp_path: Path, *rows: FarRow | None, unfit: str = "", **stats: int) -
 
 def test_far_memory_counts_over_take_overs_and_into_the_peak(tmp_path: Path) -> None:
     """The successor tells less until all processes have come back to it."""
-    first = row(8 * MIB, pages_out=768, pages_in=256, back_fork=3, fetches=1, back_locked=0)
-    away = row(8 * MIB, "starting")
+    first = row(2 * MIB, pages_out=768, pages_in=256, back_fork=3, fetches=1, back_locked=0)
+    away = row(0, "starting")
     back = row(0, pages_out=1024, pages_in=512, back_fork=4, fetches=5, fetch_wait_ns=3 * 10**8)
     found = ended(tmp_path, first, away, back, pages_out=2048)
     assert found.far is not None
@@ -218,6 +218,22 @@ def test_waits_for_room_are_part_of_the_time_and_get_advice(tmp_path: Path) -> N
     assert waited.startswith("waited 1.5 s of 2.0 s (75%) for donors and disk: 0.5 s for far m")
     assert "1.0 s until other blocks had left to make room" in waited
     assert advice.endswith("A faster disk for the backup: --backup PATH")
+
+
+def test_pauses_are_counted_and_long_ones_get_advice(tmp_path: Path) -> None:
+    counts = {"pages_out": 9, "pauses": 2, "pause_ns": 15 * 10**8}
+    found = ended(tmp_path, row(2 * MIB, **counts))
+    assert found.far is not None
+    assert (found.far.pauses, found.far.pause_s) == (2, 1.5)
+    advice = closing.describe(found)[-1]
+    assert advice.startswith("advice: for 2 s it touched pages at random, which far memory left to")
+    assert "--paging swap" in advice
+    told = Account(device_status(far=row()))
+    for paused_ns, pauses in ((0, False), (10**9, True), (10**9, False)):
+        told.add(device_status(far=row(pause_ns=paused_ns)))
+        assert told.far_pauses is pauses
+    counts["pause_ns"] = 10**8
+    assert "at random" not in closing.describe(ended(tmp_path, row(2 * MIB, **counts)))[-1]
 
 
 def test_processes_without_an_agent_are_counted_with_the_reason(tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ def _describe_far(row: FarRow) -> str:
         parts.append(f"{pages('pages_out')} out, {pages('pages_in')} in")
     if waits := counts.get("room_waits"):
         parts.append(f"{counted(waits, 'wait')} for room")
+    if pauses := counts.get("pauses"):
+        parts.append(f"{counted(pauses, 'pause')} for touches at random")
     back = [name for name, count in counts.items() if name.startswith("back_") and count]
     parts += [f"{pages(name)} handed back ({name.removeprefix('back_')})" for name in back]
     if lost := counts.get("pages_lost"):

@@ -38,7 +38,7 @@ class FilesFirst:
         """Adjusts the swappiness to what is in swap. Call it several times a second.
 
         Args:
-            far_bytes: far memory of the job.
+            far_bytes: far memory of the job; 0 where that is left to swap now.
             swapped_bytes: memory of the job in swap.
         """
         now_s = time.monotonic()

@@ -142,7 +142,8 @@ def _run_job(
     def tick() -> None:
         sampler.far_bytes = told.far_bytes
         sampler.sample()
-        files.look(told.far_bytes, 0 if sampler.memory is None else sampler.memory.swap_bytes or 0)
+        swapped_bytes = 0 if sampler.memory is None else sampler.memory.swap_bytes or 0
+        files.look(0 if told.far_pauses else told.far_bytes, swapped_bytes)
         attendant.look(sampler.peaks.swap)
         if not request.is_member:
             others.look()

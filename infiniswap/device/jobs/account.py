@@ -7,8 +7,7 @@ until it was last asked is kept here.
 
 from __future__ import annotations
 
-from infiniswap.device.api import DeviceStatus, DonorRow, FarRow
-from infiniswap.units import PAGE_BYTES
+from infiniswap.device.api import DeviceStatus, DonorRow
 
 _AWAY = "suspended"
 
@@ -25,7 +24,8 @@ class Account:
         donors_gone: why, by address, of donors that were gone for some time.
         alarms: every one that the device has raised, those from before the job too.
         donors_bytes_max: the most that donors held for the device.
-        far_bytes: memory that is away now, at most; `far_bytes_max`: the most.
+        far_bytes: memory that is away now; `far_bytes_max`: the most.
+        far_pauses: far memory left the job to swap a second ago (csrc/far/pause.c).
         far_processes_max: the most processes that had far memory at once.
         far_problem: why far memory was not served for some time; empty: it was.
     """
@@ -37,6 +37,7 @@ class Account:
         self.donors_bytes_max = 0
         self.far_bytes = self.far_bytes_max = self.far_processes_max = 0
         self.far_problem = ""
+        self.far_pauses = False
         self.far_counts: dict[str, int] = {}
         self._before = self._last = before
         self._gone_now: set[str] = set()
@@ -69,24 +70,17 @@ class Account:
         self.donors_bytes_max = max(self.donors_bytes_max, held_bytes)
         if (far := status.far) is not None:
             # These go on over a take-over, and are less until all processes have come back.
+            paused_ns = self.far_counts.get("pause_ns", 0)
+            self.far_pauses = far.counts.get("pause_ns", 0) > paused_ns
             for name, value in far.counts.items():
                 self.far_counts[name] = max(self.far_counts.get(name, 0), value)
-            self.far_bytes = self._far_away(far)
+            self.far_bytes = far.away_bytes
             self.far_bytes_max = max(self.far_bytes_max, self.far_bytes)
             self.far_processes_max = max(self.far_processes_max, far.processes)
             self.far_problem = self.far_problem or far.problem
         alarms = [alarm for alarm in status.alarms if alarm not in self.alarms]
         self.alarms += alarms
         return [line for line in news if line] + [f"warning: {alarm}" for alarm in alarms]
-
-    def _far_away(self, far: FarRow) -> int:
-        """At most so much is away: a block that is back keeps its place, and what a program gives
-        up while it is away was sent and does not come back."""
-        counts = self.far_counts
-        if "pages_out" not in counts:
-            return far.used_bytes
-        away = (counts["pages_out"] - counts.get("pages_in", 0)) * PAGE_BYTES
-        return min(far.used_bytes, max(0, away))
 
     def _donor_news(self, row: DonorRow, last: DonorRow | None, status: DeviceStatus) -> str:
         """A line when a donor goes and when it is back, else nothing.

@@ -24,6 +24,9 @@ _DISK_SHARE: Final = 0.1
 _ROOM_TIME_SHARE: Final = 0.1
 """Waiting for room shorter than this part of the time is no reason for advice."""
 
+_PAUSE_TIME_SHARE: Final = 0.2
+"""Pauses of far memory shorter than this part of the time are no reason for advice."""
+
 _ROOM_SHARE: Final = 0.5
 """A job that never used more of --local than this is told so."""
 
@@ -235,6 +238,11 @@ def _hints(s: Summary) -> Iterator[str]:
         yield (
             "much of the time went to waiting until blocks had left. A faster disk for the backup: "
             "--backup PATH"
+        )
+    if s.far is not None and s.far.pause_s > _PAUSE_TIME_SHARE * s.elapsed_s:
+        yield (
+            f"for {s.far.pause_s:.0f} s it touched pages at random, which far memory left to swap. "
+            f"Compare with --paging swap; when that is so: {page('far-memory.md')}"
         )
     if s.far is not None and sum(s.far.handed_back_bytes.values()) > s.far.peak_bytes:
         yield (

@@ -40,11 +40,13 @@ class FarUse:
         fetches: blocks that came back whole; `small_fetches`: parts of blocks.
         fetch_wait_s: how long threads waited for these, summed up.
         room_waits: how often a thread waited until others' pages had left; `room_wait_s`: how long.
+        pauses: how often nothing left any more, for the kernel to swap instead, as pages were
+            touched at random; `pause_s`: how long.
         handed_back_bytes: that became the kernel's for good, by reason (enum iswf_why in
             csrc/far/ring.h).
         never: processes that had no agent, by reason (enum iswf_off there).
         swap_bytes: the most that left by swap meanwhile: what never was far, what was handed back,
-            and what exceeds the device's far range.
+            what left during pauses, and what exceeds the device's far range.
         lost_pages: pages of 4 KiB whose bytes are lost: programs that touch one get SIGBUS.
     """
 
@@ -58,6 +60,8 @@ class FarUse:
     fetch_wait_s: float
     room_waits: int
     room_wait_s: float
+    pauses: int
+    pause_s: float
     handed_back_bytes: dict[str, int]
     never: dict[str, int]
     swap_bytes: int
@@ -251,6 +255,8 @@ def _far_use(account: Account, peaks: Peaks, unfit: str) -> FarUse:
         fetch_wait_s=round(counts.get("fetch_wait_ns", 0) / 1e9, 3),
         room_waits=counts.get("room_waits", 0),
         room_wait_s=round(counts.get("room_wait_ns", 0) / 1e9, 3),
+        pauses=counts.get("pauses", 0),
+        pause_s=round(counts.get("pause_ns", 0) / 1e9, 3),
         handed_back_bytes=by_reason("back_", PAGE_BYTES),
         never=by_reason("off_", 1),
         swap_bytes=peaks.swap,

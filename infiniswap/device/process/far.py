@@ -249,6 +249,7 @@ class FarMemory:
         return FarRow(
             bytes=self._bytes,
             used_bytes=0 if info is None else info.used_bytes,
+            away_bytes=0 if info is None else info.away_bytes,
             jobs=len(self._jobs),
             processes=0 if info is None else info.connections,
             problem=self._problem,

@@ -216,6 +216,16 @@ METRICS: Final = (
         "Time that threads of jobs waited until other pages had left.",
         _far_count("room_wait_ns", 1e-9),
     ),
+    _counter(
+        "far_pauses_total",
+        "Times that far memory left a process to the kernel's swap, as it touched pages at random.",
+        _far_count("pauses"),
+    ),
+    _counter(
+        "far_pause_seconds_total",
+        "Time of these.",
+        _far_count("pause_ns", 1e-9),
+    ),
     _counter("far_lost_pages_total", "Pages of far memory lost.", _far_count("pages_lost")),
     _counter(
         "far_handed_back_pages_total",

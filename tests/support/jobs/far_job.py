@@ -58,6 +58,30 @@ for number in range(rounds):
 """A job: FILE MIB ROUNDS. Beside its memory it reads a file that is not in memory, in parts."""
 
 
+AT_RANDOM = """
+import random, sys
+pages, touches = int(sys.argv[1]) * 256, int(sys.argv[2])
+memory, wanted = bytearray(pages * 4096), [0] * pages
+for page in range(pages):
+    memory[page * 4096] = 1
+    wanted[page] = 1
+source = random.Random(1)
+for number in range(touches):
+    page = source.randrange(pages)
+    assert memory[page * 4096] == wanted[page], (number, page)
+    if number % 4 == 0:
+        wanted[page] = memory[page * 4096] = number % 251
+assert [memory[page * 4096] for page in range(pages)] == wanted
+print("all there")
+"""
+"""A job: MIB TOUCHES. Reads single pages all over its memory, and writes every fourth of them."""
+
+
+def at_random(touches: int, mib: int = JOB_MIB) -> list[str]:
+    """Command line of the job that touches pages at random."""
+    return [sys.executable, "-c", AT_RANDOM, str(mib), str(touches)]
+
+
 def read(file: Path, rounds: int, mib: int) -> list[str]:
     """Command line of the job that reads a file."""
     return [sys.executable, "-c", READ, str(file), str(mib), str(rounds)]
