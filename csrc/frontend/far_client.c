@@ -165,8 +165,9 @@ static uint32_t others_of(const struct far *far, const struct far_client *client
 	uint32_t count = 0;
 
 	for (uint32_t i = 0; i < ISWI_FAR_CLIENTS_MAX; i++)
-		count += i != client->index && kept[i].job == kept[client->index].job &&
-			 iswi_far_pages_away(&far->clients[i]) >= MUCH_PAGES;
+		count += i != client->index && /* live, then: what is kept of it is there */
+			 iswi_far_pages_away(&far->clients[i]) >= MUCH_PAGES &&
+			 kept[i].job == kept[client->index].job;
 	return count;
 }
 
