@@ -215,7 +215,8 @@ struct iswf_agent {
 	 */
 	uint64_t paused_until_ns, pause_ns, pause_began_ns, pause_counted_ns;
 	uint64_t strays_since_ns;
-	uint32_t strays;    /* fetches of single scattered pages, less those in order */
+	uint32_t strays;    /* fetches of single scattered pages */
+	int32_t strays_net; /* since then; less those in order */
 	bool overfull;      /* since a pause more is home than may be: nobody waits for room */
 	atomic_uint others; /* processes of the job with much far memory */
 	bool scarce;        /* so little is left of the budget that the arena is to be watched */

@@ -15,9 +15,15 @@
  */
 #include "far/blocks.h"
 
-#define STRAYS_MAX    2048u /* so many in STRAYS_NS */
+/*
+ * To bring home all that is away, and to swap out as much, takes about as long as this share of its
+ * pages one by one. With fewer strays than that a pause might cost more than it saves.
+ */
+#define STRAYS_SHARE 2u
+/* Of each such time: so many strays more than there are fetches in order, which count for more. */
 #define STRAYS_NS     2000000000ull
-#define ORDERLY       8u            /* so many strays a fetch in order takes back */
+#define STRAYS_MIN    2048
+#define ORDERLY       4
 #define PAUSE_NS_MIN  8000000000ull /* bringing home and swapping out take some of it */
 #define PAUSE_NS_MAX  128000000000ull
 #define SOON_PAUSES   2u
@@ -47,15 +53,19 @@ static void begin(uint64_t now)
 
 static void count(bool is_stray, uint64_t now)
 {
-	if (!is_stray) {
-		A->strays -= A->strays < ORDERLY ? A->strays : ORDERLY;
-		return;
-	}
 	if (now - A->strays_since_ns > STRAYS_NS) {
+		if (A->strays_net < STRAYS_MIN)
+			A->strays = 0;
 		A->strays_since_ns = now;
-		A->strays = 0;
+		A->strays_net = 0;
 	}
-	A->strays++;
+	A->strays += is_stray;
+	A->strays_net += is_stray ? 1 : -ORDERLY;
+}
+
+static bool are_enough(void)
+{
+	return A->strays_net >= STRAYS_MIN && A->strays >= A->count.pages_away / STRAYS_SHARE;
 }
 
 bool iswf_fetch_pauses(bool is_stray)
@@ -65,9 +75,10 @@ bool iswf_fetch_pauses(bool is_stray)
 	if (iswf_is_paused(now))
 		return true;
 	count(is_stray, now);
-	if (A->strays < STRAYS_MAX)
+	if (!are_enough())
 		return false;
 	A->strays = 0;
+	A->strays_net = 0;
 	if (may_pause(A->count.pages_away))
 		begin(now);
 	return iswf_is_paused(now);
