@@ -215,19 +215,20 @@ struct iswf_agent {
 	 */
 	uint64_t paused_until_ns, pause_ns, pause_began_ns, pause_counted_ns;
 	uint64_t strays_since_ns;
-	uint32_t strays;    /* fetches of single scattered pages */
-	int32_t strays_net; /* since then; less those in order */
-	bool overfull;      /* since a pause more is home than may be: nobody waits for room */
-	atomic_uint others; /* processes of the job with much far memory */
-	bool scarce;        /* so little is left of the budget that the arena is to be watched */
-	bool watching;      /* it is being registered */
-	bool watched;       /* it is: see watch.c */
-	bool resting;       /* nothing leaves and nothing is taken */
-	bool ended;         /* and all is home */
-	bool retired;       /* and iswf_retire() has begun to unmap the agent's ranges */
-	bool tables_go;     /* the kernel gives up a table of pages with its last page */
-	uint32_t parked;    /* threads that evict and have nothing to do */
-	atomic_uint forks;  /* under way: likewise until they are done; seq_cst */
+	uint32_t strays;      /* fetches of single scattered pages */
+	int32_t strays_net;   /* of them since strays_since_ns, less four times those in order */
+	bool overfull;        /* since a pause more is home than may be: nobody waits for room */
+	bool swap_is_limited; /* by a cgroup: how much of it is free is not known */
+	atomic_uint others;   /* processes of the job with much far memory */
+	bool scarce;          /* so little is left of the budget that the arena is to be watched */
+	bool watching;        /* it is being registered */
+	bool watched;         /* it is: see watch.c */
+	bool resting;         /* nothing leaves and nothing is taken */
+	bool ended;           /* and all is home */
+	bool retired;         /* and iswf_retire() has begun to unmap the agent's ranges */
+	bool tables_go;       /* the kernel gives up a table of pages with its last page */
+	uint32_t parked;      /* threads that evict and have nothing to do */
+	atomic_uint forks;    /* under way: likewise until they are done; seq_cst */
 	struct iswf_counts count;
 };
 
@@ -239,7 +240,7 @@ static inline bool iswf_rests(void)
 	return iswf_agent.resting || atomic_load(&iswf_agent.forks) != 0;
 }
 
-/* Nothing is sent. Lock held. */
+/* No block leaves that would be sent. Lock held. */
 static inline bool iswf_keeps_all(uint64_t now)
 {
 	return now < iswf_agent.full_until_ns || now < iswf_agent.paused_until_ns;

@@ -57,17 +57,20 @@
 /* The names of either version of cgroups. */
 struct names {
 	const char *usage, *limits[LIMITS];
+	const char *swap_limit;
 	const char *inactive_file, *active_file, *refaults[REFAULTS]; /* in memory.stat */
 };
 
 static const struct names versions[] = {
 	{"memory.usage_in_bytes",
 	 {"memory.limit_in_bytes", NULL},
+	 "memory.memsw.limit_in_bytes",
 	 "total_inactive_file ",
 	 "total_active_file ",
 	 {"total_workingset_refault_file ", "total_workingset_refault_anon "}},
 	{"memory.current",
 	 {"memory.max", "memory.high"},
+	 "memory.swap.max",
 	 "inactive_file ",
 	 "active_file ",
 	 {"workingset_refault_file ", "workingset_refault_anon "}},
@@ -185,6 +188,17 @@ static int open_level(const char *cgroup, struct level *level)
 	return is_job ? -ENOENT : 0;
 }
 
+static bool limits_swap(const char *cgroup)
+{
+	int fd = open_file(cgroup, B->names->swap_limit, O_RDONLY);
+	char text[32];
+	bool limits = read_text(fd, text, sizeof(text)) && text[0] != 'm' && /* max */
+		      (int64_t)strtoull(text, NULL, 10) < NO_LIMIT;
+
+	iswf_close_own(fd);
+	return limits;
+}
+
 void iswf_budget_close(void)
 {
 	iswf_close_own(B->reclaim_fd);
@@ -203,12 +217,14 @@ int iswf_budget_open(const char *cgroup)
 	B->refaults_last = REFAULTS_UNKNOWN;
 	B->reclaim_fd = open_file(path, "memory.reclaim", O_WRONLY);
 	B->names = &versions[is_there(path, versions[1].usage)];
+	A->swap_is_limited = false;
 	do {
 		int code = B->levels_count == LEVELS_MAX
 				   ? -E2BIG
 				   : open_level(path, &B->levels[B->levels_count]);
 		char *end = strrchr(path, '/');
 
+		A->swap_is_limited |= limits_swap(path);
 		if (code < 0)
 			return code;
 		B->levels_count += (uint32_t)code;

@@ -34,7 +34,7 @@
 
 static bool may_pause(uint64_t more_pages)
 {
-	return atomic_load(&A->others) == 0 &&
+	return atomic_load(&A->others) == 0 && !A->swap_is_limited &&
 	       A->ops->free_swap_pages() >= SWAP_LEFT_MIN + more_pages;
 }
 
@@ -93,8 +93,10 @@ void iswf_pause_look(uint64_t now, uint64_t back_ns)
 		iswf_count(&A->count.pause_ns, end - A->pause_counted_ns);
 		A->pause_counted_ns = end;
 	}
-	if (!iswf_is_paused(now))
-		A->overfull &= A->held_pages > A->budget_pages;
-	else if (now - since > A->pause_ns / CALM_SHARE || !may_pause(0))
+	/* A pause may have begun after the caller had looked at the clock. */
+	if (A->overfull &&
+	    (!may_pause(0) || (now > since && now - since > A->pause_ns / CALM_SHARE)))
 		A->paused_until_ns = now;
+	if (A->overfull && !iswf_is_paused(now))
+		A->overfull = A->held_pages > A->budget_pages && may_pause(0);
 }

@@ -96,7 +96,7 @@ struct iswf_ring {
 	struct iswf_slot slots[ISWF_SLOTS];
 	struct iswf_told told;
 	_Atomic uint64_t pages_away; /* now; likewise, but it falls, too */
-	/* The front end's: how many other processes of the job have much far memory. */
+	/* The front end's: how many other processes of the job have much away. */
 	_Atomic uint32_t others;
 };
 

@@ -473,7 +473,7 @@ static void far_info(const isw_frontend *frontend, struct isw_frontend_info *inf
 		iswi_far_add_told(client, &info_out->far);
 		info_out->away_bytes += iswi_far_pages_away(client) * ISWF_PAGE_BYTES;
 	}
-	iswi_far_tell_others(far); /* the device's process asks once a second */
+	iswi_far_tell_others(far); /* who shows it asks once a second: `run`, for one */
 	pthread_mutex_unlock(&far->lock);
 	info_out->away_bytes = ISWI_MIN(info_out->away_bytes, info_out->used_bytes);
 }

@@ -16,11 +16,10 @@
 #define RETRY_MS     100
 #define ROUND_BLOCKS 64u /* discarded before the control thread looks at others */
 #define STAT_BYTES   1024u
-#define STAT_FIELDS  20u /* from the state on, the start time is the 20th */
+#define STAT_FIELDS  20u   /* from the state on, the start time is the 20th */
+#define MUCH_PAGES   4096u /* beside a process with so many away others do not pause */
 
 /* The words of both structures are the same ones, in the same order. */
-/* Of a process beside which others do not pause (csrc/far/pause.c). */
-#define MUCH_PAGES 4096u
 #define TOLD_WORDS (sizeof(struct iswf_told) / sizeof(uint64_t))
 _Static_assert(offsetof(struct isw_far_told, back_fork) == offsetof(struct iswf_told, pages_back),
 	       "counts are added up by position");

@@ -1025,7 +1025,7 @@ static void begin(void)
 	A->strays = A->others = 0;
 	A->strays_net = 0;
 	A->strays_since_ns = 0;
-	A->overfull = false;
+	A->overfull = A->swap_is_limited = false;
 	swap_pages = UINT32_MAX;
 	A->tables_go = calm || below(4) != 0;
 	memset(A->queues, 0, sizeof(A->queues));
@@ -1792,7 +1792,11 @@ static void far_memory_does_not_pause_where_swap_would_not_help(void)
 	A->others = 1;
 	CHECK(!strays_pause(ENOUGH, 0));
 	A->others = 0;
+	A->swap_is_limited = true;
+	CHECK(!strays_pause(ENOUGH, 0));
+	A->swap_is_limited = false;
 	CHECK(strays_pause(ENOUGH, 0));
+	iswf_pause_look(A->pause_began_ns - 1000, 0); /* of before it began */
 	iswf_pause_look(now_ns, now_ns);
 	CHECK(iswf_is_paused(now_ns));
 	A->others = 1;
@@ -1800,9 +1804,11 @@ static void far_memory_does_not_pause_where_swap_would_not_help(void)
 	CHECK(!iswf_is_paused(now_ns));
 	A->others = 0;
 	CHECK(strays_pause(ENOUGH, 0));
+	A->budget_pages = 0;
+	CHECK(A->overfull);
 	swap_pages = 32 * ISWF_BLOCK_PAGES - 1; /* others have filled it */
 	iswf_pause_look(now_ns, now_ns);
-	CHECK(!iswf_is_paused(now_ns));
+	CHECK(!iswf_is_paused(now_ns) && !A->overfull); /* who wants room waits for it again */
 	end_ranges();
 }
 

@@ -309,6 +309,21 @@ TEST(files_go_before_the_programs_memory)
 	iswf_budget_close();
 }
 
+/* At any level: what the host has free is not what the job may use. */
+TEST(a_limit_of_swap_is_seen)
+{
+	write_file(job, "memory.swap.max", "max\n");
+	begin(512 * MIB, NONE, 100 * MIB, 0);
+	CHECK(!iswf_agent.swap_is_limited);
+	iswf_budget_close();
+	write_file(top, "memory.swap.max", "1048576\n");
+	begin(512 * MIB, NONE, 100 * MIB, 0);
+	CHECK(iswf_agent.swap_is_limited);
+	iswf_budget_close();
+	remove_file(top, "memory.swap.max");
+	remove_file(job, "memory.swap.max");
+}
+
 /* While the kernel swaps for the program, what comes back says nothing of files. */
 TEST(a_pause_is_told_what_comes_back)
 {
