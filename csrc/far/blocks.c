@@ -38,8 +38,10 @@ struct iswf_agent iswf_agent = {
 /* A program may still be in its first use of this share of the budget's blocks, for this long. */
 #define FILLING_SHARE 8
 #define FILLED_MS_MAX 1000u
-/* Evicted ahead of need: room for so much is kept. */
-#define AHEAD_PAGES (2 * (int64_t)ISWF_BLOCK_PAGES)
+/* Evicted ahead of need: room for this share of the budget is kept, and for so much. */
+#define AHEAD_SHARE     8
+#define AHEAD_PAGES_MIN (2 * (int64_t)ISWF_BLOCK_PAGES)
+#define AHEAD_PAGES_MAX (4 * (int64_t)ISWF_BLOCK_PAGES)
 /* What was freed is taken again soon, or not at all: then the host may have it. */
 #define FREED_MS_MAX 2000u
 /* Blocks of zeros that are made before anybody asks, and the least budget beside which they count
@@ -305,9 +307,12 @@ bool iswf_is_tight(void)
 	/* What was brought ahead evicts nothing, as long as a fault finds room for a block: it has
 	 * a part of the room that is kept. */
 	int64_t used = A->held_pages - (int64_t)A->ahead_count * ISWF_BLOCK_PAGES;
+	int64_t kept = A->budget_pages / AHEAD_SHARE;
 
-	return used + AHEAD_PAGES > A->budget_pages ||
-	       A->held_pages + ISWF_BLOCK_PAGES > A->budget_pages;
+	kept = kept < AHEAD_PAGES_MIN   ? AHEAD_PAGES_MIN
+	       : kept > AHEAD_PAGES_MAX ? AHEAD_PAGES_MAX
+					: kept;
+	return used + kept > A->budget_pages || A->held_pages + ISWF_BLOCK_PAGES > A->budget_pages;
 }
 
 bool iswf_is_stale(void)
