@@ -94,7 +94,7 @@ def test_files_that_a_job_reads_do_not_send_its_memory_to_swap(
     summary = runner.summary(*read(file, 3, JOB_MIB), options=FAR, local="128M")
     far = summary["far"]
     assert far["out_bytes"] > 256 * MIB
-    assert summary["swap_peak_bytes"] < 32 * MIB
+    assert summary["swap_peak_bytes"] < 44 * MIB  # left to itself, the kernel takes 50 to 80
     assert (far["handed_back_bytes"], far["lost_pages"]) == ({}, 0)
 
 
