@@ -240,16 +240,16 @@ static inline bool iswf_rests(void)
 	return iswf_agent.resting || atomic_load(&iswf_agent.forks) != 0;
 }
 
-/* No block leaves that would be sent. Lock held. */
-static inline bool iswf_keeps_all(uint64_t now)
-{
-	return now < iswf_agent.full_until_ns || now < iswf_agent.paused_until_ns;
-}
-
 /* Lock held. */
 static inline bool iswf_is_paused(uint64_t now)
 {
 	return now < iswf_agent.paused_until_ns;
+}
+
+/* No block leaves that would be sent. Lock held. */
+static inline bool iswf_keeps_all(uint64_t now)
+{
+	return now < iswf_agent.full_until_ns || iswf_is_paused(now);
 }
 
 /* Threads that evict have nothing left to do: a sandbox may forbid what they do. Lock held. */

@@ -265,6 +265,7 @@ static void look_at_refaults(uint64_t refaults, int64_t limit, uint64_t now)
 	int64_t most =
 		limit / FILES_SHARE < FILES_BYTES_MAX ? limit / FILES_SHARE : FILES_BYTES_MAX;
 	uint64_t fetched = atomic_load(&A->count.pages_in), again, came;
+	bool busy;
 
 	if (now - B->files_looked_ns < FILES_NS)
 		return;
@@ -273,11 +274,12 @@ static void look_at_refaults(uint64_t refaults, int64_t limit, uint64_t now)
 	came = fetched - B->fetched_last;
 	B->refaults_last = refaults;
 	B->fetched_last = fetched;
-	if (again > AGAIN_MAX || came > AGAIN_MAX)
+	busy = again > AGAIN_MAX || came > AGAIN_MAX;
+	if (busy)
 		B->back_ns = now;
 	if (B->overfull)
 		return; /* most of that is memory that the kernel has swapped for us */
-	if (again > AGAIN_MAX || came > AGAIN_MAX) {
+	if (busy) {
 		B->disturbed_ns = now;
 		if (again != came)
 			leave_kernel(again > came ? FILES_STEP_BYTES : -FILES_STEP_BYTES, most);

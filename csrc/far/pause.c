@@ -3,8 +3,8 @@
  * When far memory pauses. A program that touches single pages all over more blocks than there is
  * room for is helped by no grain: a block brings what nobody wants and drives out what is wanted,
  * and a page alone costs more than one from swap, for which the kernel has all of the room besides.
- * So where nearly all fetches have been of such pages for a while, nothing leaves any more. What is
- * wanted comes home by blocks, and the kernel swaps as it does for any program.
+ * So where nearly all fetches have been of such pages for a while, eviction stops. What the program
+ * touches comes home by blocks, and the kernel swaps as it does for any program.
  *
  * The pause ends when hardly anything has come back for a while, since what is touched fits or is
  * something else by now; at the latest after a time that doubles whenever the same begins again

@@ -265,7 +265,7 @@ class FarTold:
         fetch_wait_ns: Time that threads waited for pages.
         room_waits: How often a thread waited until other pages had left.
         pages_lost: Pages whose bytes are gone for good (SIGBUS).
-        pauses: How often nothing left any more, for the kernel to swap instead (csrc/far/pause.c).
+        pauses: How often far memory stopped evicting so that the kernel swapped (csrc/far/pause.c).
         back_fork: Pages handed back to the kernel because the process forked. The other `back_`
             fields are the other reasons: enum iswf_why in csrc/far/ring.h describes each.
         off_kernel: Processes whose memory is never far because the kernel cannot move pages. The

@@ -1796,7 +1796,7 @@ static void far_memory_does_not_pause_where_swap_would_not_help(void)
 	CHECK(!strays_pause(ENOUGH, 0));
 	A->swap_is_limited = false;
 	CHECK(strays_pause(ENOUGH, 0));
-	iswf_pause_look(A->pause_began_ns - 1000, 0); /* of before it began */
+	iswf_pause_look(A->pause_began_ns - 1000, 0); /* a clock read before the pause */
 	iswf_pause_look(now_ns, now_ns);
 	CHECK(iswf_is_paused(now_ns));
 	A->others = 1;

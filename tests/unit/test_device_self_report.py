@@ -67,7 +67,7 @@ def test_totals_and_the_time_that_they_took(device: Device) -> None:
 
 def test_far_memory_in_use_is_told(device: Device) -> None:
     assert device.told().far_bytes == 0
-    device.far = FarRow(bytes=8 << 20, used_bytes=6 << 20, away_bytes=0, jobs=1, processes=1)
+    device.far = FarRow(bytes=8 << 20, used_bytes=6 << 20, jobs=1, processes=1)
     assert device.told().far_bytes == 6 << 20
 
 

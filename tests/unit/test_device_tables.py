@@ -82,7 +82,7 @@ def test_each_donor_tells_how_soon_it_answers() -> None:
     ],
 )
 def test_far_memory_is_one_line(changes: dict[str, Any], text: str) -> None:
-    far = FarRow(bytes=4 * GIB, used_bytes=3 * GIB // 2, away_bytes=0, jobs=1, processes=2)
+    far = FarRow(bytes=4 * GIB, used_bytes=3 * GIB // 2, jobs=1, processes=2)
     assert row("far memory", far=msgspec.structs.replace(far, **changes)) == text
 
 

@@ -25,7 +25,7 @@ def test_the_memory_of_all_processes_of_a_device_is_summed_up(tmp_path: Path) ->
     row = SuccessionRow(holder_pid=12, standby="ready", take_overs=0, reason="", pause_ms=0.0)
     status = device_status(pid=11, succession=row)
     assert cost.measured(status, 5, proc=tmp_path) == cost.Cost(232 * MIB, 256 * MIB, 5)
-    far = FarRow(bytes=512 * MIB, used_bytes=0, away_bytes=0, jobs=1, processes=0)
+    far = FarRow(bytes=512 * MIB, used_bytes=0, jobs=1, processes=0)
     having = msgspec.structs.replace(status, far=far)
     assert cost.measured(having, 5, proc=tmp_path) == cost.Cost(232 * MIB, 768 * MIB, 5)
     alone = msgspec.structs.replace(status, succession=None, backup=None)

@@ -40,8 +40,8 @@ class FarUse:
         fetches: blocks that came back whole; `small_fetches`: parts of blocks.
         fetch_wait_s: how long threads waited for these, summed up.
         room_waits: how often a thread waited until others' pages had left; `room_wait_s`: how long.
-        pauses: how often nothing left any more, for the kernel to swap instead, as pages were
-            touched at random; `pause_s`: how long.
+        pauses: how often far memory stopped evicting, because a process touched pages at random,
+            and the kernel swapped instead; `pause_s`: how long.
         handed_back_bytes: that became the kernel's for good, by reason (enum iswf_why in
             csrc/far/ring.h).
         never: processes that had no agent, by reason (enum iswf_off there).

@@ -223,7 +223,7 @@ METRICS: Final = (
     ),
     _counter(
         "far_pause_seconds_total",
-        "Time of these.",
+        "Time that far memory left processes to the kernel's swap.",
         _far_count("pause_ns", 1e-9),
     ),
     _counter("far_lost_pages_total", "Pages of far memory lost.", _far_count("pages_lost")),
